@@ -1,0 +1,1 @@
+"""Logged data and the worlds it came from: load, check, split, sample; tasks, changed worlds, start states."""

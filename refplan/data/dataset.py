@@ -1,0 +1,305 @@
+"""`Dataset`: logged experience with its episodes, its flags and where it came from.
+
+Arrays live on the host as NumPy; `Dataset.device()` gives the same rows as JAX arrays, from which the samplers in
+`refplan.data.sampling` draw inside compiled loops.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from refplan.errors import RefplanError
+from refplan.nn import Normaliser, fit_normaliser
+from refplan.types import Key, Transition
+
+if TYPE_CHECKING:
+    from refplan.data.tasks import Task
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Where a dataset came from and what its scores mean."""
+
+    name: str = "unnamed"
+    env_id: str | None = None
+    flavour: str = "v5"  # physics the data was made with: "v5" (current) or "d4rl"
+    recipe: str = ""
+    ref_min: float | None = None
+    ref_max: float | None = None
+    ref_source: str = ""
+    source: str = ""
+    checksum: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows of experience, episodes one after another.
+
+    `next_observations` is the true successor on every row, terminal rows included. `terminated` means the world ended;
+    `truncated` means only the recording did. `starts` holds the first row of each episode. `sequential` is false after
+    a split by transition: the rows are then a bag, and windows cannot be cut from it.
+    """
+
+    observations: Float[np.ndarray, "rows obs"]
+    actions: Float[np.ndarray, "rows act"]
+    rewards: Float[np.ndarray, " rows"]
+    next_observations: Float[np.ndarray, "rows obs"]
+    terminated: Bool[np.ndarray, " rows"]
+    truncated: Bool[np.ndarray, " rows"]
+    starts: Int[np.ndarray, " episodes"]
+    meta: Meta = Meta()
+    qpos: Float[np.ndarray, "rows nq"] | None = None
+    qvel: Float[np.ndarray, "rows nv"] | None = None
+    known_next: Bool[np.ndarray, " rows"] | None = None  # None: every successor is known
+    sequential: bool = True
+
+    def __post_init__(self) -> None:
+        rows = len(self.observations)
+        for name in ("actions", "rewards", "next_observations", "terminated", "truncated"):
+            if len(getattr(self, name)) != rows:
+                raise RefplanError(
+                    f"dataset '{self.meta.name}': {name} has {len(getattr(self, name))} rows, observations {rows}. "
+                    "Every array needs one row per step."
+                )
+        if rows == 0:
+            raise RefplanError(f"dataset '{self.meta.name}': it is empty.")
+
+    def __len__(self) -> int:
+        return len(self.observations)
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.meta.name}: {len(self)} transitions, {self.episodes} episodes, "
+            f"obs {self.obs_dim}, actions {self.action_dim})"
+        )
+
+    @property
+    def obs_dim(self) -> int:
+        """Size of an observation."""
+        return self.observations.shape[1]
+
+    @property
+    def action_dim(self) -> int:
+        """Size of an action."""
+        return self.actions.shape[1]
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.starts)
+
+    @cached_property
+    def ends(self) -> Int[np.ndarray, " episodes"]:
+        """One past the last row of each episode."""
+        return np.append(self.starts[1:], len(self)).astype(np.int64)
+
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " episodes"]:
+        """Steps in each episode."""
+        return self.ends - self.starts
+
+    @cached_property
+    def returns(self) -> Float[np.ndarray, " episodes"]:
+        """Undiscounted return of each episode."""
+        self._need_sequence("episode returns")
+        return np.add.reduceat(self.rewards.astype(np.float64), self.starts)
+
+    @cached_property
+    def task(self) -> "Task":
+        """The task this data belongs to; without an env id, one that knows bounds and sizes but cannot be simulated."""
+        from refplan.data.tasks import task_for
+
+        return task_for(self)
+
+    def device(self) -> Transition:
+        """All rows as JAX arrays."""
+        return Transition(
+            jnp.asarray(self.observations),
+            jnp.asarray(self.actions),
+            jnp.asarray(self.rewards),
+            jnp.asarray(self.next_observations),
+            jnp.asarray(self.terminated),
+        )
+
+    def normaliser(self) -> Normaliser:
+        """Statistics of the observations, to become part of the model trained on them."""
+        return fit_normaliser(self.observations)
+
+    def rows(self, index: Int[np.ndarray, " picked"] | slice, **changes: Any) -> "Dataset":
+        """The picked rows of every array; the caller says what `starts` becomes."""
+        arrays = {
+            f.name: getattr(self, f.name)[index]
+            for f in dataclasses.fields(self)
+            if f.name not in ("starts", "meta", "sequential") and getattr(self, f.name) is not None
+        }
+        return dataclasses.replace(self, **arrays, **changes)
+
+    def take_episodes(self, which: Int[np.ndarray, " picked"]) -> "Dataset":
+        """Some episodes, in the order given."""
+        self._need_sequence("taking episodes")
+        which = np.asarray(which, np.int64)
+        if len(which) == 0:
+            raise RefplanError(f"dataset '{self.meta.name}': no episode was picked.")
+        index = np.concatenate([np.arange(self.starts[e], self.ends[e]) for e in which])
+        starts = np.concatenate([[0], np.cumsum(self.lengths[which])[:-1]]).astype(np.int64)
+        return self.rows(index, starts=starts)
+
+    def split(
+        self, fraction: float = 0.95, *, key: Key, by: Literal["episode", "transition"] = "episode"
+    ) -> tuple["Dataset", "Dataset"]:
+        """(train, held out), with about `fraction` of the episodes or of the transitions in the first.
+
+        Sequence models need `by="episode"`. For models of single transitions `by="transition"` is safer: one odd held-out
+        episode otherwise decides early stopping.
+        """
+        if not 0.0 < fraction < 1.0:
+            raise RefplanError(f"split fraction must lie strictly between 0 and 1, got {fraction}.")
+        if by == "transition":
+            return self._split_rows(fraction, key)
+        if by != "episode":
+            raise RefplanError(f"split by '{by}' is unknown; use by='episode' or by='transition'.")
+        if self.episodes < 2:
+            raise RefplanError(f"dataset '{self.meta.name}' has one episode; it can only be split by='transition'.")
+        order = np.asarray(jr.permutation(key, self.episodes))
+        cut = min(max(round(fraction * self.episodes), 1), self.episodes - 1)
+        return self.take_episodes(np.sort(order[:cut])), self.take_episodes(np.sort(order[cut:]))
+
+    def _split_rows(self, fraction: float, key: Key) -> tuple["Dataset", "Dataset"]:
+        order = np.asarray(jr.permutation(key, len(self)))
+        cut = min(max(round(fraction * len(self)), 1), len(self) - 1)
+        return self._bag(np.sort(order[:cut])), self._bag(np.sort(order[cut:]))
+
+    def _bag(self, index: Int[np.ndarray, " picked"]) -> "Dataset":
+        return self.rows(index, starts=np.zeros(1, np.int64), sequential=False)
+
+    def subsample(self, transitions: int, *, key: Key) -> "Dataset":
+        """Whole episodes drawn without replacement until `transitions` rows; the last one is cut and marked truncated.
+
+        Section RQ3 and appendix C of the paper.
+        """
+        if not 0 < transitions <= len(self):
+            raise RefplanError(
+                f"dataset '{self.meta.name}' has {len(self)} transitions; cannot subsample {transitions} of them."
+            )
+        order = np.asarray(jr.permutation(key, self.episodes))
+        count = int(np.searchsorted(np.cumsum(self.lengths[order]), transitions)) + 1
+        picked = self.take_episodes(order[:count])
+        if len(picked) == transitions:
+            return picked
+        cut = picked.rows(slice(0, transitions), starts=picked.starts)
+        terminated, truncated = cut.terminated.copy(), cut.truncated.copy()
+        terminated[-1], truncated[-1] = False, True
+        return dataclasses.replace(cut, terminated=terminated, truncated=truncated)
+
+    def complete(self) -> "Dataset":
+        """The rows whose successor is known: what a dynamics model may learn from."""
+        return self if self.known_next is None else _drop_ends(self, ~self.known_next)
+
+    def replace_meta(self, **changes: Any) -> "Dataset":
+        """The same rows under other metadata."""
+        return dataclasses.replace(self, meta=dataclasses.replace(self.meta, **changes))
+
+    def _need_sequence(self, what: str) -> None:
+        if not self.sequential:
+            raise RefplanError(
+                f"dataset '{self.meta.name}' was split by transition, so its rows are no longer episodes; "
+                f"{what} needs a split by='episode'."
+            )
+
+
+def make_dataset(
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    *,
+    next_observations: np.ndarray | None = None,
+    final_observations: np.ndarray | None = None,
+    qpos: np.ndarray | None = None,
+    qvel: np.ndarray | None = None,
+    meta: Meta | None = None,
+) -> Dataset:
+    """A `Dataset` from flat arrays; episodes end where a flag is set, and the end of the arrays is a truncation.
+
+    Successors come from `next_observations` if given, else from the next row inside an episode and from
+    `final_observations` (one row per episode) after its last row. With neither, the last row of an episode has no known
+    successor: after a termination it is kept (a critic needs no successor there) and marked in `known_next`; after a
+    truncation it is dropped, because nobody could learn a true step or a true target from it.
+    """
+    meta = meta or Meta()
+    terminated, truncated = _flags(terminated, truncated, len(observations), meta.name)
+    last = np.flatnonzero(terminated | truncated)
+    observations = _as_float(observations)
+    known = None
+    if next_observations is not None:
+        successors = _as_float(next_observations)
+    else:
+        successors = observations.copy()
+        successors[:-1] = observations[1:]
+        successors[last] = observations[last] if final_observations is None else final_observations
+        if final_observations is None:
+            known = np.ones(len(observations), bool)
+            known[last] = False
+    data = Dataset(
+        observations,
+        _as_float(actions),
+        _as_float(rewards).reshape(-1),
+        successors,
+        terminated,
+        truncated,
+        np.concatenate([[0], last[:-1] + 1]).astype(np.int64),
+        meta,
+        None if qpos is None else _as_float(qpos),
+        None if qvel is None else _as_float(qvel),
+        known,
+    )
+    return data if known is None else _drop_ends(data, ~known & ~terminated)
+
+
+def _as_float(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _flags(
+    terminated: np.ndarray, truncated: np.ndarray, rows: int, name: str
+) -> tuple[Bool[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Both flags as booleans, the end of the arrays marked truncated when nothing else ended it."""
+    terminated = np.array(terminated, dtype=bool).reshape(-1)
+    truncated = np.array(truncated, dtype=bool).reshape(-1)
+    if rows == 0:
+        raise RefplanError(f"dataset '{name}': it is empty.")
+    if len(terminated) != rows or len(truncated) != rows:
+        raise RefplanError(
+            f"dataset '{name}': {rows} observations, but {len(terminated)} termination and {len(truncated)} "
+            "truncation flags. Every array needs one row per step."
+        )
+    truncated[-1] |= not terminated[-1]
+    return terminated, truncated
+
+
+def _drop_ends(data: Dataset, drop: Bool[np.ndarray, " rows"]) -> Dataset:
+    """Drop flagged rows, each the last of its episode; the row before becomes a truncated end."""
+    if not drop.any():
+        return data
+    keep = np.flatnonzero(~drop)
+    if len(keep) == 0:
+        raise RefplanError(
+            f"dataset '{data.meta.name}': no row has a known successor. Store next_observations, or final_observations "
+            "(one row per episode)."
+        )
+    truncated = data.truncated.copy()
+    dropped = drop[data.ends - 1]
+    truncated[(data.ends - 2)[dropped & (data.lengths > 1)]] = True
+    lengths = data.lengths - dropped
+    lengths = lengths[lengths > 0]
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    return dataclasses.replace(data, truncated=truncated).rows(keep, starts=starts)

@@ -1,0 +1,1 @@
+"""Learned models of the world, with their own doubt about it."""

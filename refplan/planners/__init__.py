@@ -1,0 +1,1 @@
+"""Planners: they weigh a prior's proposals by what a model says they would earn."""

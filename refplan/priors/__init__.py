@@ -1,0 +1,1 @@
+"""Policies learned from data, and policies brought from elsewhere."""
