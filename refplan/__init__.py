@@ -19,7 +19,7 @@ _HOME = {
     "make_dataset": "refplan.data.dataset",
 }
 
-__all__ = ["RefplanError", "__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["RefplanError", "__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

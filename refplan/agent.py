@@ -8,6 +8,7 @@ from abc import abstractmethod
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
@@ -29,12 +30,16 @@ class AbstractAgent(eqx.Module):
         """The action to execute at `obs`, inside the action bounds, and the new state."""
 
 
-class AbstractPrior(AbstractAgent):
-    """An agent whose proposals a planner can weigh: it also samples, and it knows what a state is worth."""
+class AbstractPolicy(AbstractAgent):
+    """An agent that can also be sampled."""
 
     @abstractmethod
     def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
         """A random action of the policy and its log-probability."""
+
+
+class AbstractPrior(AbstractPolicy):
+    """A policy whose proposals a planner can weigh: it also knows what a state is worth."""
 
     @abstractmethod
     def value(self, state: State, obs: Obs) -> Scalar:
@@ -61,27 +66,27 @@ class RandomAgent(AbstractAgent):
 
 
 class Sampled(AbstractAgent):
-    """A prior that executes its sampled actions instead of its own choice."""
+    """A policy that executes its sampled actions instead of its own choice."""
 
-    prior: AbstractPrior
+    policy: AbstractPolicy
 
     def start(self) -> State:
-        """The prior's start."""
-        return self.prior.start()
+        """The policy's start."""
+        return self.policy.start()
 
     def observe(self, state: State, transition: Transition) -> State:
-        """The prior's reflection."""
-        return self.prior.observe(state, transition)
+        """The policy's reflection."""
+        return self.policy.observe(state, transition)
 
     def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
-        """One sampled action; the prior's own `act` only advances the state."""
+        """One sampled action; the policy's own `act` only advances the state."""
         key_sample, key_act = jr.split(key)
-        action, _ = self.prior.sample(state, obs, key_sample)
-        _, state = self.prior.act(state, obs, key_act)
+        action, _ = self.policy.sample(state, obs, key_sample)
+        _, state = self.policy.act(state, obs, key_act)
         return action, state
 
 
 def start_many(agent: AbstractAgent, episodes: int) -> State:
     """The start states of `episodes` episodes side by side."""
     state = agent.start()
-    return jax.tree.map(lambda leaf: jax.numpy.broadcast_to(leaf, (episodes, *jax.numpy.shape(leaf))), state)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (episodes, *jnp.shape(leaf))), state)

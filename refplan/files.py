@@ -75,7 +75,7 @@ def save_arrays(path: str | Path, arrays: dict[str, Any], header: dict[str, Any]
     """Named arrays and a JSON header in one safetensors file."""
     from safetensors.numpy import save_file
 
-    plain = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     meta = {"refplan": json.dumps({"format": FORMAT, "version": __version__, **header})}
     with atomic_path(path) as temporary:
         save_file(plain, str(temporary), metadata=meta)
@@ -127,15 +127,19 @@ def _pack(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def save_leaves(path: str | Path, tree: Any, header: dict[str, Any] | None = None) -> None:
-    """The array leaves of a pytree, named by their place in it."""
+def save_leaves(
+    path: str | Path, tree: Any, header: dict[str, Any] | None = None, extra: dict[str, np.ndarray] | None = None
+) -> None:
+    """The array leaves of a pytree, named by their place in it, and any `extra` arrays under names of their own."""
     names, leaves, _ = _leaf_names(eqx.filter(tree, eqx.is_array))
-    save_arrays(path, {n: _pack(x) for n, x in zip(names, leaves, strict=True)}, header or {})
+    packed = {n: _pack(x) for n, x in zip(names, leaves, strict=True)}
+    save_arrays(path, {**packed, **(extra or {})}, {**(header or {}), "extra": sorted(extra or {})})
 
 
 def load_leaves(path: str | Path, like: T) -> tuple[T, dict[str, Any]]:
     """Fill the arrays of `like` from a file; names, shapes and dtypes must agree."""
     arrays, header = load_arrays(path)
+    arrays = {name: array for name, array in arrays.items() if name not in header.get("extra", ())}
     dynamic, static = eqx.partition(like, eqx.is_array)
     names, leaves, structure = _leaf_names(dynamic)
     if set(names) != set(arrays):

@@ -10,9 +10,14 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from refplan.types import Action, Key, Scalar
+from refplan.types import Key
 
 Activation = Callable[[Array], Array]
+
+
+def _align(vector: Float[Array, " dim"], x: Float[Array, "*batch any"]) -> Float[Array, "... dim"]:
+    """A vector with as many leading ones as `x` has batch axes: broadcasting said out loud."""
+    return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 class Linear(eqx.Module):
@@ -23,7 +28,8 @@ class Linear(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
         """Apply to one example or to a batch of them."""
-        return x @ self.weight + self.bias
+        y = x @ self.weight
+        return y + _align(self.bias, y)
 
 
 class MLP(eqx.Module):
@@ -88,13 +94,20 @@ def _normal_log_prob(
     return jnp.sum(-0.5 * scaled**2 - log_std - 0.5 * np.log(2.0 * np.pi), axis=-1)
 
 
-def tanh_gaussian_sample(mean: Action, log_std: Action, key: Key) -> tuple[Action, Scalar]:
+def tanh_gaussian_sample(
+    mean: Float[Array, "*batch act"], log_std: Float[Array, "*batch act"], key: Key
+) -> tuple[Float[Array, "*batch act"], Float[Array, "*batch"]]:
     """a = tanh(mean + std * noise) and its log-density in [-1, 1]^A."""
     raw = mean + jnp.exp(log_std) * jr.normal(key, mean.shape)
     return jnp.tanh(raw), _normal_log_prob(raw, mean, log_std) - _squash_correction(raw)
 
 
-def tanh_gaussian_log_prob(mean: Action, log_std: Action, action: Action, edge: float = 1e-6) -> Scalar:
+def tanh_gaussian_log_prob(
+    mean: Float[Array, "*batch act"],
+    log_std: Float[Array, "*batch act"],
+    action: Float[Array, "*batch act"],
+    edge: float = 1e-6,
+) -> Float[Array, "*batch"]:
     """The log-density of a given action; actions on the border are moved in by `edge` before atanh."""
     raw = jnp.arctanh(jnp.clip(action, -1.0 + edge, 1.0 - edge))
     return _normal_log_prob(raw, mean, log_std) - _squash_correction(raw)
@@ -108,11 +121,11 @@ class Normaliser(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """To zero mean and unit variance."""
-        return (x - self.mean) / self.std
+        return (x - _align(self.mean, x)) / _align(self.std, x)
 
     def inverse(self, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """Back to the original units."""
-        return x * self.std + self.mean
+        return x * _align(self.std, x) + _align(self.mean, x)
 
 
 def fit_normaliser(x: np.ndarray | Array, floor: float = 1e-6) -> Normaliser:

@@ -1,9 +1,14 @@
 """Strictness for every test: implicit rank promotion is an error, and no test reads the user's caches."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most of a test's time is compilation, and tests compile the same small programs again and again.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @pytest.fixture(autouse=True)

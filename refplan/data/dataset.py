@@ -5,6 +5,7 @@ Arrays live on the host as NumPy; `Dataset.device()` gives the same rows as JAX 
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +38,11 @@ class Meta:
     source: str = ""
     checksum: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    action_low: tuple[float, ...] | None = None  # the action box, where the source states it
+    action_high: tuple[float, ...] | None = None
+
+
+_NOT_ROWS = ("starts", "meta", "sequential")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +119,14 @@ class Dataset:
         return np.add.reduceat(self.rewards.astype(np.float64), self.starts)
 
     @cached_property
+    def fingerprint(self) -> str:
+        """A short digest of all rows and episode bounds, to recognise the same data again."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "starts"):
+            digest.update(np.ascontiguousarray(getattr(self, name)).data)
+        return digest.hexdigest()
+
+    @cached_property
     def task(self) -> "Task":
         """The task this data belongs to; without an env id, one that knows bounds and sizes but cannot be simulated."""
         from refplan.data.tasks import task_for
@@ -135,12 +149,8 @@ class Dataset:
 
     def rows(self, index: Int[np.ndarray, " picked"] | slice, **changes: Any) -> "Dataset":
         """The picked rows of every array; the caller says what `starts` becomes."""
-        arrays = {
-            f.name: getattr(self, f.name)[index]
-            for f in dataclasses.fields(self)
-            if f.name not in ("starts", "meta", "sequential") and getattr(self, f.name) is not None
-        }
-        return dataclasses.replace(self, **arrays, **changes)
+        picked: dict[str, Any] = {name: value[index] for name, value in self.arrays().items()}
+        return dataclasses.replace(self, **picked, **changes)
 
     def take_episodes(self, which: Int[np.ndarray, " picked"]) -> "Dataset":
         """Some episodes, in the order given."""
@@ -157,8 +167,8 @@ class Dataset:
     ) -> tuple["Dataset", "Dataset"]:
         """(train, held out), with about `fraction` of the episodes or of the transitions in the first.
 
-        Sequence models need `by="episode"`. For models of single transitions `by="transition"` is safer: one odd held-out
-        episode otherwise decides early stopping.
+        Sequence models need `by="episode"`. For models of single transitions `by="transition"` is safer: one odd
+        held-out episode otherwise decides early stopping.
         """
         if not 0.0 < fraction < 1.0:
             raise RefplanError(f"split fraction must lie strictly between 0 and 1, got {fraction}.")
@@ -201,7 +211,15 @@ class Dataset:
 
     def complete(self) -> "Dataset":
         """The rows whose successor is known: what a dynamics model may learn from."""
-        return self if self.known_next is None else _drop_ends(self, ~self.known_next)
+        if self.known_next is None or self.known_next.all():
+            return self
+        arrays, starts = _drop_ends(self.arrays(), self.starts, ~self.known_next, self.meta.name)
+        return dataclasses.replace(self, **{**arrays, "known_next": None}, starts=starts)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that hold one row per step, by name, without the absent ones."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_ROWS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def replace_meta(self, **changes: Any) -> "Dataset":
         """The same rows under other metadata."""
@@ -224,6 +242,7 @@ def make_dataset(
     *,
     next_observations: np.ndarray | None = None,
     final_observations: np.ndarray | None = None,
+    known_final: np.ndarray | None = None,
     qpos: np.ndarray | None = None,
     qvel: np.ndarray | None = None,
     meta: Meta | None = None,
@@ -231,42 +250,68 @@ def make_dataset(
     """A `Dataset` from flat arrays; episodes end where a flag is set, and the end of the arrays is a truncation.
 
     Successors come from `next_observations` if given, else from the next row inside an episode and from
-    `final_observations` (one row per episode) after its last row. With neither, the last row of an episode has no known
-    successor: after a termination it is kept (a critic needs no successor there) and marked in `known_next`; after a
-    truncation it is dropped, because nobody could learn a true step or a true target from it.
+    `final_observations` (one row per episode; `known_final` says which of them are real) after its last row. A last
+    row without a known successor is kept after a termination (a critic needs no successor there) and marked in
+    `known_next`; after a truncation it is dropped, because nobody could learn a true step or target from it.
     """
-    meta = meta or Meta()
-    terminated, truncated = _flags(terminated, truncated, len(observations), meta.name)
+    optional = {
+        "next_observations": next_observations,
+        "final_observations": final_observations,
+        "known_final": known_final,
+        "qpos": qpos,
+        "qvel": qvel,
+    }
+    arrays = {"observations": observations, "actions": actions, "rewards": rewards}
+    arrays |= {"terminated": terminated, "truncated": truncated}
+    return assemble(arrays | {k: v for k, v in optional.items() if v is not None}, meta or Meta())
+
+
+def assemble(given: dict[str, np.ndarray], meta: Meta) -> Dataset:
+    """`make_dataset` from a dict that is emptied on the way, so that a large file is not held twice."""
+    rows = len(given["observations"])
+    terminated, truncated = _flags(given.pop("terminated"), given.pop("truncated"), rows, meta.name)
     last = np.flatnonzero(terminated | truncated)
-    observations = _as_float(observations)
-    known = None
-    if next_observations is not None:
-        successors = _as_float(next_observations)
+    starts = np.concatenate([[0], last[:-1] + 1]).astype(np.int64)
+    arrays = {"observations": _as_float(given.pop("observations")), "terminated": terminated, "truncated": truncated}
+    final, known_final = given.pop("final_observations", None), given.pop("known_final", None)
+    if "next_observations" in given:
+        arrays["next_observations"] = _as_float(given.pop("next_observations"))
     else:
-        successors = observations.copy()
-        successors[:-1] = observations[1:]
-        successors[last] = observations[last] if final_observations is None else final_observations
-        if final_observations is None:
-            known = np.ones(len(observations), bool)
-            known[last] = False
-    data = Dataset(
-        observations,
-        _as_float(actions),
-        _as_float(rewards).reshape(-1),
-        successors,
-        terminated,
-        truncated,
-        np.concatenate([[0], last[:-1] + 1]).astype(np.int64),
-        meta,
-        None if qpos is None else _as_float(qpos),
-        None if qvel is None else _as_float(qvel),
-        known,
-    )
-    return data if known is None else _drop_ends(data, ~known & ~terminated)
+        arrays |= _successors(arrays["observations"], last, final, known_final, meta.name)
+    for name in list(given):
+        arrays[name] = _as_float(given.pop(name))
+    arrays["rewards"] = arrays["rewards"].reshape(-1)
+    if "known_next" in arrays:
+        arrays, starts = _drop_ends(arrays, starts, ~(arrays["known_next"] | arrays["terminated"]), meta.name)
+    return Dataset(**arrays, starts=starts, meta=meta)  # ty: ignore[invalid-argument-type]
 
 
 def _as_float(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _successors(
+    observations: Float[np.ndarray, "rows obs"],
+    last: Int[np.ndarray, " episodes"],
+    final: np.ndarray | None,
+    known_final: np.ndarray | None,
+    name: str,
+) -> dict[str, np.ndarray]:
+    """Each row's successor inside its episode, and which of them are known when not all are."""
+    if final is not None and len(final) != len(last):
+        raise RefplanError(
+            f"dataset '{name}': {len(final)} final observations, but {len(last)} episodes. "
+            "Every episode needs one: the observation after its last step."
+        )
+    known_last = np.full(len(last), final is not None) if known_final is None else np.asarray(known_final, bool)
+    successors = np.empty_like(observations)
+    successors[:-1] = observations[1:]
+    successors[last] = observations[last] if final is None else np.where(known_last[:, None], final, observations[last])
+    if known_last.all():
+        return {"next_observations": successors}
+    known = np.ones(len(observations), bool)
+    known[last] = known_last
+    return {"next_observations": successors, "known_next": known}
 
 
 def _flags(
@@ -286,20 +331,27 @@ def _flags(
     return terminated, truncated
 
 
-def _drop_ends(data: Dataset, drop: Bool[np.ndarray, " rows"]) -> Dataset:
-    """Drop flagged rows, each the last of its episode; the row before becomes a truncated end."""
+def _drop_ends(
+    arrays: dict[str, np.ndarray],
+    starts: Int[np.ndarray, " episodes"],
+    drop: Bool[np.ndarray, " rows"],
+    name: str,
+) -> tuple[dict[str, np.ndarray], Int[np.ndarray, " left"]]:
+    """Drop flagged rows, each the last of its episode; the row before becomes a truncated end. Empties `arrays`."""
     if not drop.any():
-        return data
+        return arrays, starts
     keep = np.flatnonzero(~drop)
     if len(keep) == 0:
         raise RefplanError(
-            f"dataset '{data.meta.name}': no row has a known successor. Store next_observations, or final_observations "
+            f"dataset '{name}': no row has a known successor. Store next_observations, or final_observations "
             "(one row per episode)."
         )
-    truncated = data.truncated.copy()
-    dropped = drop[data.ends - 1]
-    truncated[(data.ends - 2)[dropped & (data.lengths > 1)]] = True
-    lengths = data.lengths - dropped
+    ends = np.append(starts[1:], len(drop))
+    dropped = drop[ends - 1]
+    truncated = arrays["truncated"].copy()
+    truncated[(ends - 2)[dropped & (ends - starts > 1)]] = True
+    arrays["truncated"] = truncated
+    lengths = ends - starts - dropped
     lengths = lengths[lengths > 0]
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-    return dataclasses.replace(data, truncated=truncated).rows(keep, starts=starts)
+    kept = {key: arrays.pop(key)[keep] for key in list(arrays)}
+    return kept, np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)

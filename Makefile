@@ -1,0 +1,45 @@
+# Everything a developer or a newcomer runs. Needs git, make and Python >= 3.11; each target makes .venv when missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CROSS := .venv-cross
+EXTRAS := mujoco,minari,plot,dev
+PIP_FLAGS := --quiet --disable-pip-version-check
+
+.PHONY: demo test test-slow test-cross check bench docs clean
+
+demo: $(VENV)/.installed
+	$(BIN)/refplan demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check refplan tests benchmarks
+	$(BIN)/ruff check refplan tests benchmarks
+	$(BIN)/ty check --error-on-warning --output-format concise
+	$(BIN)/python -m pytest tests/test_layers.py
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+# Reinstalled whenever the dependencies or the pinned versions change.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "refplan needs Python >= 3.11; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(CROSS) site dist

@@ -1,0 +1,82 @@
+"""`refplan evaluate`: an agent in one or several worlds."""
+
+import argparse
+import json
+from typing import Any
+
+from refplan.cli.common import add_json, add_seed, print_table
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="run a policy in one or several worlds",
+        description="Run an agent for some episodes in each of the given tasks and report return, score and speed.",
+    )
+    parser.add_argument(
+        "agent", help="'random', a bundled policy (e.g. halfcheetah-medium), a policy file or a run folder"
+    )
+    parser.add_argument(
+        "--task", action="append", default=[], help="task or Gymnasium id; repeat or separate by commas"
+    )
+    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--sampled", action="store_true", help="execute sampled actions instead of the mean")
+    parser.add_argument("--video", metavar="FILE", help="write the first episode of the first task as .mp4")
+    parser.add_argument("--out", metavar="CSV", help="append one result row per task to this file")
+    add_seed(parser)
+    add_json(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    import jax.random as jr
+
+    from refplan.cli.agents import find_agent
+    from refplan.evaluate import evaluate
+    from refplan.store import append_results, result_row
+
+    results, rows = [], []
+    for number, task in enumerate(_tasks(args)):
+        agent = find_agent(args.agent, task, sampled=args.sampled)
+        video = args.video if number == 0 else None
+        result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, name=args.agent)
+        results.append(result)
+        rows.append(result_row(result, prior=args.agent, planner="none", seed=args.seed))
+    if args.out:
+        append_results(args.out, rows)
+    if args.json:
+        print(json.dumps([result.to_dict() for result in results]))
+        return 0
+    print_results(results)
+    return 0
+
+
+def _tasks(args: argparse.Namespace) -> list[Any]:
+    from refplan.cli.agents import default_task
+    from refplan.data.tasks import task
+
+    names = [name for group in args.task for name in group.split(",") if name]
+    return [task(name) for name in names] or [default_task(args.agent)]
+
+
+def print_results(results: list[Any]) -> None:
+    """The table a person reads."""
+    rows = []
+    for result in results:
+        mean, low, high = result.return_interval
+        score = result.score_interval
+        rows.append(
+            [
+                result.task,
+                result.agent,
+                f"{mean:.1f} [{low:.1f}, {high:.1f}]",
+                "-" if score is None else f"{score.value:.1f} [{score.low:.1f}, {score.high:.1f}]",
+                f"{result.lengths.mean():.0f}",
+                str(len(result.returns)),
+                f"{result.ms_per_action:.3f}",
+            ]
+        )
+    headings = ["task", "agent", "return [95 %]", "score [95 %]", "length", "episodes", "ms/action"]
+    print_table(headings, rows)

@@ -1,0 +1,306 @@
+"""Online SAC as a source of data: several environments, one compiled call per round, killable at any moment.
+
+Every step is logged on the host; the replay buffer is that log on the device. A checkpoint holds the learner and the log.
+The simulator needs none: to resume, each lane starts its current episode again from its seed and repeats its logged
+actions, which brings any deterministic environment back to where it was, bit for bit.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.sampling import take_rows
+from refplan.data.simulate import make_simulator
+from refplan.data.tasks import Task
+from refplan.errors import RefplanError
+from refplan.files import load_arrays, load_leaves, save_leaves, save_module
+from refplan.logs import CsvLog
+from refplan.nn import identity_normaliser
+from refplan.priors.actor_critic import sample_actions
+from refplan.priors.policy import GaussianPolicy
+from refplan.priors.sac import SAC, SACState
+from refplan.progress import progress
+from refplan.settings import differences, settings_of
+from refplan.train import Interrupts, own_buffers
+from refplan.types import Key, Metrics, Transition
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """How an online run is made; the defaults are those of the datasets in use."""
+
+    steps: int
+    lanes: int = 8  # environments side by side
+    warmup: int = 5000  # first steps with uniformly random actions
+    snapshot_every: int = 10_000
+    log_every: int = 1000
+    sac: SAC = SAC()
+
+    def __post_init__(self) -> None:
+        if self.steps < self.lanes or self.lanes < 1:
+            raise RefplanError(f"an online run needs at least one step per lane, got {self.steps} for {self.lanes}.")
+
+    @property
+    def rounds(self) -> int:
+        """Calls of the simulator; each makes one step in every lane."""
+        return self.steps // self.lanes
+
+
+class OnlineRun:
+    """An online SAC run in a folder: trains, snapshots, resumes, and gives its log as a dataset."""
+
+    def __init__(self, task: Task, folder: str | Path, settings: OnlineSettings, *, key: Key):
+        self.task, self.folder, self.settings = task, Path(folder), settings
+        key_init, self.key_act, self.key_learn, self.key_seed = jr.split(key, 4)
+        bounds = jnp.asarray(task.low), jnp.asarray(task.high)
+        self.state = own_buffers(settings.sac.create(identity_normaliser(task.obs_dim), *bounds, key_init))
+        self.log = _empty_log(task, settings)
+        self.round = 0
+        self.identity = {"task": task.name, "key": np.asarray(jr.key_data(key)).tolist()} | {
+            k: v for k, v in settings_of(settings).items() if k not in ("steps", "log_every")
+        }
+        self.metrics = CsvLog(self.folder / "metrics.csv")
+        self._resume()
+
+    def policy(self) -> GaussianPolicy:
+        """The policy as it is now, in the world's units."""
+        return self.settings.sac.result(self.state).policy
+
+    def _resume(self) -> None:
+        path = self.folder / "checkpoint.safetensors"
+        if path.exists():
+            arrays, header = load_arrays(path)
+            if changed := differences(header["identity"], self.identity):
+                raise RefplanError(
+                    f"{path}: belongs to a run with other settings ({'; '.join(changed)}). "
+                    "Use those settings to resume it, or another output file for the new run."
+                )
+            self.round = min(int(header["round"]), self.settings.rounds)
+            self.state, _ = load_leaves(path, self.state)
+            for name in (n for n in arrays if n.startswith("log.")):
+                rows = arrays[name][: self.round]
+                log = self.log.setdefault(name[4:], np.zeros((self.settings.rounds, *rows.shape[1:]), rows.dtype))
+                log[: self.round] = rows
+        self.metrics.rewind(self.round * self.settings.lanes)
+
+    def save(self) -> None:
+        """Write learner and log; a kill before the rename leaves the previous checkpoint."""
+        logs = {f"log.{name}": log[: self.round] for name, log in self.log.items()}
+        header = {"round": self.round, "identity": self.identity}
+        save_leaves(self.folder / "checkpoint.safetensors", self.state, header, extra=logs)
+
+    def train(self, save_seconds: float = 60.0, show: bool | None = None) -> "OnlineRun":
+        """Run to the end, saving now and then and when interrupted."""
+        settings = self.settings
+        if self.round >= settings.rounds:
+            return self
+        with Interrupts() as interrupts, progress(f"SAC in {self.task.name}", settings.steps, "steps", show) as advance:
+            lanes = _Lanes(self)
+            buffer = self._buffer()
+            saved, sums, finished = time.monotonic(), [], []
+            while self.round < settings.rounds:
+                self._snapshot()
+                buffer, metrics, returns = lanes.advance(buffer)
+                sums.append(metrics)
+                finished += returns
+                self.round += 1
+                reached = self.round * settings.lanes
+                if reached % settings.log_every < settings.lanes:
+                    words = self._log_row(reached, sums, finished)
+                    sums, finished = [], []
+                    advance(reached, words)
+                last = self.round == settings.rounds
+                if interrupts.seen or last or time.monotonic() - saved > save_seconds:
+                    self.save()
+                    saved = time.monotonic()
+                if interrupts.seen and not last:
+                    interrupts.leave(f"step {reached} of {settings.steps}", self.folder)
+            lanes.close()
+        self._snapshot()
+        return self
+
+    def _log_row(self, reached: int, metrics: list[Metrics | None], returns: list[float]) -> str:
+        learned = [m for m in metrics if m is not None]
+        names = ("critic_loss", "q", "actor_loss", "entropy", "alpha")
+        row = {n: float(np.mean([float(m[n]) for m in learned])) if learned else 0.0 for n in names}
+        row["episode_return"] = float(np.mean(returns)) if returns else 0.0
+        row["episodes"] = float(len(returns))
+        self.metrics(reached, row)
+        return f"return {row['episode_return']:.0f}  q {row['q']:.3g}  alpha {row['alpha']:.2g}"
+
+    def _snapshot(self) -> None:
+        settings, reached = self.settings, self.round * self.settings.lanes
+        due = reached % settings.snapshot_every < settings.lanes or self.round == settings.rounds
+        path = self.snapshot_path(reached)
+        if due and not path.exists():
+            save_module(path, self.policy(), {"step": reached})
+
+    def snapshot_path(self, step: int) -> Path:
+        """Where the policy after `step` steps is kept."""
+        return self.folder / "snapshots" / f"policy-{step:08d}.safetensors"
+
+    def snapshots(self) -> dict[int, Path]:
+        """All policy snapshots by step."""
+        paths = sorted((self.folder / "snapshots").glob("policy-*.safetensors"))
+        return {int(path.stem.split("-")[1]): path for path in paths}
+
+    def _buffer(self) -> Transition:
+        """The log as rows on the device, in the order they were made; rows not yet made are zero."""
+        flat = {name: log.reshape(-1, *log.shape[2:]) for name, log in self.log.items()}
+        return Transition(
+            jnp.asarray(flat["observations"]),
+            jnp.asarray(flat["units"]),
+            jnp.asarray(flat["rewards"]),
+            jnp.asarray(flat["next_observations"]),
+            jnp.asarray(flat["terminated"]),
+        )
+
+    def dataset(self, meta: Meta, rounds: int | None = None) -> Dataset:
+        """The first `rounds` rounds of the log as episodes, ordered by their last step; cut ones are truncated."""
+        count = self.round if rounds is None else min(rounds, self.round)
+        log = {name: values[:count] for name, values in self.log.items()}
+        log["truncated"] = log["truncated"].copy()
+        log["truncated"][-1] |= ~log["terminated"][-1]
+        ends = log["terminated"] | log["truncated"]
+        pieces = []
+        for lane in range(ends.shape[1]):
+            last = np.flatnonzero(ends[:, lane])
+            first = np.concatenate([[0], last[:-1] + 1])
+            pieces += [(b, lane, a) for a, b in zip(first, last, strict=True)]
+        order = [(np.arange(a, b + 1), lane) for b, lane, a in sorted(pieces)]
+        take = lambda name: np.concatenate([log[name][rows, lane] for rows, lane in order])  # noqa: E731
+        state = {n: take(n) for n in ("qpos", "qvel") if n in log}
+        arrays = {"next_observations": take("next_observations"), **state, "meta": meta}
+        columns = [take(n) for n in ("observations", "actions", "rewards", "terminated", "truncated")]
+        return make_dataset(*columns, **arrays)
+
+
+def _empty_log(task: Task, settings: OnlineSettings) -> dict[str, np.ndarray]:
+    shape = (settings.rounds, settings.lanes)
+    vectors = {"observations": task.obs_dim, "next_observations": task.obs_dim}
+    vectors |= {"actions": task.action_dim, "units": task.action_dim}
+    log: dict[str, np.ndarray] = {name: np.zeros((*shape, dim), np.float32) for name, dim in vectors.items()}
+    log["rewards"] = np.zeros(shape, np.float32)
+    log |= {name: np.zeros(shape, bool) for name in ("terminated", "truncated")}
+    return log
+
+
+class _Lanes:
+    """The environments of a run, each in some episode."""
+
+    def __init__(self, run: OnlineRun):
+        self.run = run
+        lanes = run.settings.lanes
+        self.simulator = make_simulator(run.task, lanes)
+        ends = (run.log["terminated"] | run.log["truncated"])[: run.round]
+        self.ordinal = ends.sum(axis=0).astype(np.int64)
+        last = np.where(ends.any(axis=0), run.round - 1 - np.argmax(ends[::-1], axis=0), -1) if run.round else None
+        begun = np.zeros(lanes, np.int64) if last is None else last + 1
+        self.obs = self.simulator.reset([self._seed(lane) for lane in range(lanes)])
+        self._replay(begun)
+        self.returns = np.array([run.log["rewards"][begun[i] : run.round, i].sum() for i in range(lanes)])
+        self._add_state_logs()
+
+    def _seed(self, lane: int) -> int:
+        key = jr.fold_in(jr.fold_in(self.run.key_seed, lane), int(self.ordinal[lane]))
+        return int(jr.randint(key, (), 0, 2**31 - 1))
+
+    def _replay(self, begun: np.ndarray) -> None:
+        """Repeat the logged actions of each lane's unfinished episode."""
+        elapsed = self.run.round - begun
+        for number in range(int(elapsed.max(initial=0))):
+            live = number < elapsed
+            rows = np.minimum(begun + number, self.run.round - 1)
+            actions = self.run.log["actions"][rows, np.arange(len(begun))]
+            self.obs = self.simulator.step(actions, live)[0]
+
+    def _add_state_logs(self) -> None:
+        states = self.simulator.states()
+        for name, state in zip(("qpos", "qvel"), states or (), strict=False):
+            shape = (self.run.settings.rounds, *state.shape)
+            if name not in self.run.log:
+                self.run.log[name] = np.zeros(shape, np.float32)
+
+    def advance(self, buffer: Transition) -> tuple[Transition, Metrics | None, list[float]]:
+        """One step in every lane, then as many updates; returns of the episodes that ended."""
+        run, now = self.run, self.run.round
+        settings = run.settings
+        learning = now * settings.lanes >= settings.warmup
+        obs = np.asarray(self.obs, np.float32)
+        units = np.asarray(_explore(run.state.policy, obs, run.key_act, jnp.asarray(now), jnp.asarray(not learning)))
+        low, high = run.task.low, run.task.high
+        actions = np.clip(0.5 * (low + high) + 0.5 * (high - low) * units, low, high).astype(np.float32)
+        if (states := self.simulator.states()) is not None:
+            run.log["qpos"][now], run.log["qvel"][now] = states
+        after, rewards, terminated, truncated = self.simulator.step(actions)
+        row = Transition(obs, units, rewards.astype(np.float32), np.asarray(after, np.float32), terminated)
+        self._write(now, row, actions, truncated)
+        count = jnp.asarray(settings.lanes if learning else 0)
+        at = jnp.asarray(now * settings.lanes)
+        rows = jax.tree.map(jnp.asarray, row)
+        (run.state, buffer), metrics = _learn((settings.sac, run.key_learn), (run.state, buffer), rows, at, count)
+        return buffer, metrics if learning else None, self._next(after, rewards, terminated | truncated)
+
+    def _write(self, now: int, row: Transition, actions: np.ndarray, truncated: np.ndarray) -> None:
+        log = self.run.log
+        log["observations"][now], log["units"][now], log["actions"][now] = row.obs, row.action, actions
+        log["rewards"][now], log["next_observations"][now] = row.reward, row.next_obs
+        log["terminated"][now], log["truncated"][now] = row.terminated, truncated & ~np.asarray(row.terminated)
+
+    def _next(self, after: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> list[float]:
+        self.returns += rewards
+        finished = [float(x) for x in self.returns[ended]]
+        self.returns[ended] = 0.0
+        self.ordinal += ended
+        rows = np.flatnonzero(ended)
+        self.obs = self.simulator.restart(rows, [self._seed(lane) for lane in rows]) if len(rows) else after
+        return finished
+
+    def close(self) -> None:
+        """Free the simulator."""
+        self.simulator.close()
+
+
+@eqx.filter_jit
+def _explore(
+    policy: GaussianPolicy, obs: Float[np.ndarray, "lanes obs"], key: Key, now: Int[Array, ""], uniform: Any
+) -> Float[Array, "lanes act"]:
+    """Sampled actions in [-1, 1], uniform ones during the warm-up."""
+    key_policy, key_uniform = jr.split(jr.fold_in(key, now))
+    action, _ = sample_actions(policy, jnp.asarray(obs), key_policy)
+    return jnp.where(uniform, jr.uniform(key_uniform, action.shape, minval=-1.0, maxval=1.0), action)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _learn(
+    fixed: tuple[SAC, Key], carried: tuple[SACState, Transition], rows: Transition, at: Array, count: Array
+) -> tuple[tuple[SACState, Transition], Metrics]:
+    """Add one round of rows to the buffer, then `count` updates on what it holds."""
+    sac, key = fixed
+    state, buffer = carried
+    lanes = rows.reward.shape[0]
+    buffer = jax.tree.map(lambda b, r: jax.lax.dynamic_update_slice_in_dim(b, r, at, 0), buffer, rows)
+    dynamic, static = eqx.partition(state, eqx.is_array)
+
+    def one(dynamic: Any, number: Array) -> tuple[Any, Metrics]:
+        key_rows, key_update = jr.split(jr.fold_in(key, at + number))
+        index = jr.randint(key_rows, (sac.batch_size,), 0, at + lanes)
+        new, metrics = sac.update(eqx.combine(dynamic, static), take_rows(buffer, index), key_update)
+        return eqx.filter(new, eqx.is_array), metrics
+
+    def body(number: Array, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
+        return one(carry[0], number)
+
+    shapes = jax.eval_shape(one, dynamic, at)[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    dynamic, metrics = jax.lax.fori_loop(0, count, body, (dynamic, zeros))
+    return (eqx.combine(dynamic, static), buffer), metrics

@@ -1,0 +1,258 @@
+"""`evaluate`: run an agent in its task, all episodes side by side, and say how well it did and how fast it was.
+
+Start states come from the key alone, so every agent evaluated under one key meets the same episodes. One compiled `act`
+serves all of them; finished episodes stay in the batch, masked.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from refplan.agent import AbstractAgent, start_many
+from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.simulate import AbstractSimulator, make_simulator
+from refplan.data.starts import Starts
+from refplan.data.tasks import Task, task as find_task
+from refplan.errors import RefplanError
+from refplan.progress import progress
+from refplan.stats import Interval, mean_interval
+from refplan.types import Key, State, Transition
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Every step of every episode; `live` is false after an episode's end."""
+
+    observations: Float[np.ndarray, "time episodes obs"]
+    actions: Float[np.ndarray, "time episodes act"]
+    rewards: Float[np.ndarray, "time episodes"]
+    next_observations: Float[np.ndarray, "time episodes obs"]
+    terminated: Bool[np.ndarray, "time episodes"]
+    truncated: Bool[np.ndarray, "time episodes"]
+    live: Bool[np.ndarray, "time episodes"]
+    qpos: Float[np.ndarray, "time episodes q"] | None = None
+    qvel: Float[np.ndarray, "time episodes v"] | None = None
+
+    def dataset(self, meta: Meta) -> Dataset:
+        """The episodes one after another, as logged data."""
+        live = self.live.T
+        flat = [None if x is None else np.swapaxes(x, 0, 1)[live] for x in dataclasses.astuple(self)]
+        obs, actions, rewards, after, terminated, truncated, _, qpos, qvel = flat
+        arrays = {"next_observations": after, "qpos": qpos, "qvel": qvel, "meta": meta}
+        return make_dataset(obs, actions, rewards, terminated, truncated, **arrays)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What an agent earned, with intervals over episodes, and what it cost."""
+
+    agent: str
+    task: str
+    returns: Float[np.ndarray, " episodes"]
+    lengths: Int[np.ndarray, " episodes"]
+    scores: Float[np.ndarray, " episodes"] | None
+    seeds: tuple[int, ...]
+    ms_per_action: float  # time of one batched call, divided by the episodes in it
+    ms_per_call: float  # what one call costs, however many episodes share it
+    steps_per_second: float  # live environment steps, acting and simulation included
+    wall_s: float
+    trace: Trace | None = None
+
+    @property
+    def return_interval(self) -> Interval:
+        """Mean return with its 95 % bootstrap interval over episodes."""
+        return mean_interval(self.returns)
+
+    @property
+    def score_interval(self) -> Interval | None:
+        """Mean normalised score with its interval, where the task has references."""
+        return None if self.scores is None else mean_interval(self.scores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        score = self.score_interval
+        return {
+            "agent": self.agent,
+            "task": self.task,
+            "episodes": len(self.returns),
+            "return": self.return_interval._asdict(),
+            "score": None if score is None else score._asdict(),
+            "returns": [float(x) for x in self.returns],
+            "lengths": [int(x) for x in self.lengths],
+            "seeds": list(self.seeds),
+            "ms_per_action": self.ms_per_action,
+            "ms_per_call": self.ms_per_call,
+            "steps_per_second": self.steps_per_second,
+            "wall_s": self.wall_s,
+        }
+
+    def __str__(self) -> str:
+        mean, low, high = self.return_interval
+        score = self.score_interval
+        words = "" if score is None else f", score {score.value:.1f} [{score.low:.1f}, {score.high:.1f}]"
+        return (
+            f"{self.agent} in {self.task}: return {mean:.1f} [{low:.1f}, {high:.1f}]{words}, "
+            f"{len(self.returns)} episodes, {self.ms_per_action:.3f} ms per action"
+        )
+
+
+def evaluate(
+    agent: AbstractAgent,
+    task: Task | str,
+    episodes: int = 10,
+    *,
+    key: Key,
+    starts: Starts | None = None,
+    trace: bool = False,
+    video: str | Path | None = None,
+    name: str | None = None,
+    show: bool | None = None,
+    batched: bool | None = None,
+) -> Result:
+    """Run `episodes` episodes of `agent` in `task`.
+
+    `starts` puts each episode into a given simulator state (paper, RQ1) instead of the task's own start. `trace` keeps
+    every step; `video` writes the first episode to an .mp4. `batched=False` forces plain Gymnasium stepping.
+    """
+    task = find_task(task) if isinstance(task, str) else task
+    if episodes < 1:
+        raise RefplanError(f"episodes must be at least 1, got {episodes}.")
+    key_seeds, key_act = jr.split(key)
+    seeds = tuple(int(s) for s in jr.randint(key_seeds, (episodes,), 0, 2**31 - 1))
+    simulator = make_simulator(task, episodes, batched=batched)
+    begun = time.perf_counter()
+    try:
+        obs = _reset(simulator, seeds, starts, task)
+        run = _Episodes(agent, task, simulator, obs, key_act, keep=trace, film=video is not None)
+        with progress(f"evaluate {name or type(agent).__name__}", task.horizon, "steps", show) as advance:
+            while run.live.any() and run.time < task.horizon:
+                run.step()
+                advance(run.time, f"return {run.returns.mean():.0f}")
+    finally:
+        simulator.close()
+    if video is not None:
+        from refplan.data.render import write_video
+
+        write_video(video, run.frames)
+    return run.result(name or type(agent).__name__, seeds, time.perf_counter() - begun)
+
+
+def _reset(simulator: AbstractSimulator, seeds: tuple[int, ...], starts: Starts | None, task: Task) -> np.ndarray:
+    obs = simulator.reset(seeds)
+    if starts is None:
+        return obs
+    if len(starts.qpos) != len(seeds):
+        raise RefplanError(f"{len(starts.qpos)} start states for {len(seeds)} episodes of {task.name}; give one each.")
+    return simulator.set_states(starts.qpos, starts.qvel)
+
+
+class _Episodes:
+    """The running sums of a batch of episodes."""
+
+    def __init__(
+        self,
+        agent: AbstractAgent,
+        task: Task,
+        simulator: AbstractSimulator,
+        obs: np.ndarray,
+        key: Key,
+        keep: bool,
+        film: bool,
+    ):
+        self.agent, self.task, self.simulator, self.key = agent, task, simulator, key
+        self.obs = np.asarray(obs, np.float32)
+        count = len(obs)
+        self.state = start_many(agent, count)
+        self.remembers = bool(jax.tree.leaves(self.state))
+        self.live = np.ones(count, bool)
+        self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
+        self.time, self.acting, self.calls = 0, 0.0, 0
+        self.keep, self.film = keep, film
+        self.kept: list[tuple[np.ndarray, ...]] = []
+        self.frames: list[np.ndarray] = []
+        # Compile before the clock starts: the first call of a process would otherwise dominate every timing.
+        jax.block_until_ready(_act(agent, self.state, jnp.asarray(self.obs), key, jnp.asarray(0)))
+
+    def step(self) -> None:
+        """One action in every live episode."""
+        begun = time.perf_counter()
+        action, state = _act(self.agent, self.state, jnp.asarray(self.obs), self.key, jnp.asarray(self.time))
+        actions = np.asarray(action)
+        self.acting += time.perf_counter() - begun
+        self._check(actions)
+        before, live = self.obs, self.live.copy()
+        states = self.simulator.states() if self.keep else None
+        after, rewards, terminated, truncated = self.simulator.step(actions, live)
+        after = np.asarray(after, np.float32)
+        begun = time.perf_counter()
+        self.state = self._observe(state, before, action, rewards, after, terminated)
+        self.acting += time.perf_counter() - begun
+        self.returns += np.where(live, rewards, 0.0)
+        self.lengths += live
+        if self.keep:
+            # The simulator's horizon is the task's; a last step that nothing else ended is a truncation.
+            cut = (truncated | (self.time + 1 >= self.task.horizon)) & ~terminated
+            row = (before, actions, rewards.astype(np.float32), after, terminated, cut, live)
+            self.kept.append((*row, *(s.astype(np.float32) for s in states)) if states else row)
+        if self.film and live[0]:
+            self.frames.append(self.simulator.frame(0))
+        self.live &= ~(terminated | truncated)
+        self.obs = np.where(self.live[:, None], after, before)
+        self.time, self.calls = self.time + 1, self.calls + 1
+
+    def _observe(self, state: State, before: Any, action: Array, rewards: Any, after: Any, terminated: Any) -> State:
+        if not self.remembers:
+            return state
+        reward = jnp.asarray(rewards, jnp.float32)
+        steps = Transition(jnp.asarray(before), action, reward, jnp.asarray(after), jnp.asarray(terminated))
+        return jax.block_until_ready(_observe(self.agent, state, steps))
+
+    def _check(self, actions: np.ndarray) -> None:
+        inside = np.isfinite(actions).all(-1) & (actions >= self.task.low).all(-1) & (actions <= self.task.high).all(-1)
+        if not inside[self.live].all():
+            episode = int(np.flatnonzero(self.live & ~inside)[0])
+            raise RefplanError(
+                f"{type(self.agent).__name__} returned {actions[episode]} at step {self.time} of episode {episode}: "
+                f"not finite or outside the bounds [{self.task.low}, {self.task.high}] of {self.task.name}."
+            )
+
+    def result(self, name: str, seeds: tuple[int, ...], wall: float) -> Result:
+        """The sums as a `Result`."""
+        columns = [np.stack(c) for c in zip(*self.kept, strict=True)] if self.kept else None
+        per_call = 1e3 * self.acting / max(self.calls, 1)
+        return Result(
+            name,
+            self.task.name,
+            self.returns,
+            self.lengths,
+            self.task.score(self.returns),
+            seeds,
+            per_call / len(seeds),
+            per_call,
+            float(self.lengths.sum() / wall),
+            wall,
+            None if columns is None else Trace(*columns),
+        )
+
+
+@eqx.filter_jit
+def _act(
+    agent: AbstractAgent, state: State, obs: Float[Array, "episodes obs"], key: Key, time: Int[Array, ""]
+) -> tuple[Float[Array, "episodes act"], State]:
+    """One decision in every episode; the key of (episode, step) does not depend on how many episodes there are."""
+    keys = jax.vmap(lambda e: jr.fold_in(jr.fold_in(key, e), time))(jnp.arange(len(obs)))
+    return jax.vmap(agent.act)(state, obs, keys)
+
+
+@eqx.filter_jit
+def _observe(agent: AbstractAgent, state: State, steps: Transition) -> State:
+    return jax.vmap(agent.observe)(state, steps)

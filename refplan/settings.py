@@ -1,0 +1,87 @@
+"""Hyper-parameters as plain data: to compare, to print, to write as TOML."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+Plain = bool | int | float | str | list[Any]
+
+
+def settings_of(thing: Any, prefix: str = "") -> dict[str, Plain]:
+    """The numbers and words among a dataclass's fields, nested ones with dotted names; large arrays are left out."""
+    found: dict[str, Plain] = {}
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found |= settings_of(value, f"{name}.")
+        elif (plain := _plain(value)) is not None:
+            found[name] = plain
+    return found
+
+
+def _plain(value: Any) -> Plain | None:
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        # A float32 0.1 printed as a double reads 0.10000000149; its shortest form is what the user typed.
+        return _shortest(np.asarray(value)) if np.size(value) <= 32 else None
+    if isinstance(value, tuple | list) and all(isinstance(v, bool | int | float | str) for v in value):
+        return list(value)
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else None
+
+
+def _shortest(array: np.ndarray) -> Any:
+    if array.dtype.kind != "f":
+        return array.tolist()
+    text = np.vectorize(lambda x: float(str(x)), otypes=[float])(array)
+    return text.tolist()
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Readable differences between two nested settings, `name: old -> new`."""
+    found = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name}: {a} -> {b}")
+    return found
+
+
+def to_toml(tables: dict[str, dict[str, Any]]) -> str:
+    """Tables of plain values as TOML (the standard library reads it back with `tomllib`)."""
+    lines: list[str] = []
+    for table, values in tables.items():
+        lines.append(f"[{table}]")
+        lines += [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if v is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        text = repr(float(value))
+        return text if any(c in text for c in ".enf") else f"{text}.0"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(str(k))} = {_toml_value(v)}" for k, v in value.items()) + "}"
+    return _toml_string(str(value))
+
+
+def _toml_string(text: str) -> str:
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    body = "".join(escapes.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
+    return f'"{body}"'

@@ -1,0 +1,274 @@
+"""`fit`: one compiled loop that trains any learner, and picks up exactly where a kill left it.
+
+A learner is hyper-parameters; what it learns is a state that goes in and out. Randomness of update `i` is a pure function
+of the key and `i`, and checkpoints hold the state and `i`, so a resumed run repeats an uninterrupted one bit for bit.
+"""
+
+import signal
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Int
+
+from refplan.data.dataset import Dataset
+from refplan.errors import RefplanError
+from refplan.files import load_leaves, save_leaves
+from refplan.logs import AbstractLog, CsvLog, Row
+from refplan.progress import progress
+from refplan.settings import differences, settings_of
+from refplan.types import Flag, Key, Metrics, State
+
+Log = Callable[[int, Row], None]
+
+
+class AbstractLearner(eqx.Module):
+    """Something `fit` can train: an agent's or a model's learning rule with its hyper-parameters as fields."""
+
+    @abstractmethod
+    def prepare(self, data: Dataset) -> Any:
+        """The data on the device, in the form `batch` draws from."""
+
+    @abstractmethod
+    def init(self, data: Dataset, key: Key) -> State:
+        """Networks, optimiser states, normalisers: everything that is learned or carried."""
+
+    @abstractmethod
+    def batch(self, source: Any, state: State, key: Key) -> Any:
+        """Draw what one update needs."""
+
+    @abstractmethod
+    def update(self, state: State, batch: Any, key: Key) -> tuple[State, Metrics]:
+        """One update."""
+
+    @abstractmethod
+    def result(self, state: State) -> Any:
+        """The trained agent or model."""
+
+
+class AbstractReviewingLearner(AbstractLearner):
+    """A learner that looks up between chunks of updates: to validate and stop early, or to refresh imagined data."""
+
+    @abstractmethod
+    def review(self, state: State, source: Any, held: Any, key: Key) -> tuple[State, Metrics]:
+        """Called after every chunk with the prepared training and held-out data (`None` without any)."""
+
+    @abstractmethod
+    def finished(self, state: State) -> Flag:
+        """Whether training may stop now."""
+
+
+class Interrupted(RefplanError):
+    """Training was stopped by the user or the system; everything up to `step` is saved."""
+
+
+class Diverged(RefplanError):
+    """A metric became NaN or infinite."""
+
+
+def fit(
+    learner: AbstractLearner,
+    data: Dataset,
+    held: Dataset | None = None,
+    *,
+    steps: int,
+    key: Key,
+    every: int = 1000,
+    folder: str | Path | None = None,
+    logs: Sequence[AbstractLog | Log] = (),
+    save_seconds: float = 30.0,
+    show: bool | None = None,
+) -> Any:
+    """Train for `steps` updates and return the learner's result.
+
+    Metrics are averaged over chunks of `every` updates and given to each of `logs`. With a `folder`, they also go to
+    `metrics.csv`, and `checkpoint.safetensors` is renewed at least every `save_seconds`: run the same call again after a
+    kill and it continues. A review (early stopping) may end training before `steps`.
+    """
+    run = _Run(learner, data, steps, key, every, None if folder is None else Path(folder), logs, save_seconds)
+    source = learner.prepare(data)
+    held_source = None if held is None else learner.prepare(held)
+    name = type(learner).__name__
+    with Interrupts() as interrupts, progress(f"fit {name}", steps, "updates", show) as advance:
+        advance(run.step, "compiling")
+        while run.step < steps and not run.finished():
+            row = run.chunk(source, held_source)
+            advance(run.step, _words(row))
+            run.save(force=interrupts.seen or run.step >= steps or run.finished())
+            if interrupts.seen and run.step < steps:
+                run.close()
+                interrupts.leave(f"update {run.step} of {steps}", run.checkpoint and run.checkpoint.parent)
+    run.close()
+    return learner.result(run.state)
+
+
+class _Run:
+    """The moving parts of one `fit`: state, step, logs and checkpoint."""
+
+    def __init__(
+        self,
+        learner: AbstractLearner,
+        data: Dataset,
+        steps: int,
+        key: Key,
+        every: int,
+        folder: Path | None,
+        logs: Sequence[AbstractLog | Log],
+        save_seconds: float,
+    ):
+        if steps < 1 or every < 1:
+            raise RefplanError(f"steps and every must be at least 1, got steps={steps}, every={every}.")
+        self.learner, self.steps, self.every, self.save_seconds = learner, steps, every, save_seconds
+        key_init, self.key = jr.split(key)
+        self.state = own_buffers(eqx.filter_jit(learner.init)(data, key_init))
+        self.step, self.saved_step, self.saved_at = 0, 0, time.monotonic()
+        self.checkpoint = None if folder is None else folder / "checkpoint.safetensors"
+        self.logs = [*logs, *([] if folder is None else [CsvLog(folder / "metrics.csv")])]
+        self.identity = {
+            "learner": type(learner).__name__,
+            "settings": settings_of(learner),
+            "every": every,
+            "data": data.fingerprint,
+            "key": np.asarray(jr.key_data(key)).tolist(),
+        }
+        self._resume()
+
+    def _resume(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self.state, header = load_leaves(self.checkpoint, self.state)
+            changed = differences(header.get("identity", {}), self.identity)
+            if changed:
+                raise RefplanError(
+                    f"{self.checkpoint}: belongs to a run with other settings ({'; '.join(changed)}). "
+                    "Use those settings to resume it, or another folder for the new run."
+                )
+            self.step = self.saved_step = int(header["step"])
+        for log in self.logs:
+            if isinstance(log, AbstractLog):
+                log.rewind(self.step)
+
+    def chunk(self, source: Any, held: Any) -> Row:
+        """Run up to `every` updates, then review; returns and logs the averaged metrics."""
+        count = min(self.every, self.steps - self.step)
+        fixed = (self.learner, source, self.key)
+        self.state, metrics = _updates(fixed, self.state, jnp.asarray(self.step), jnp.asarray(count))
+        self.step += count
+        if isinstance(self.learner, AbstractReviewingLearner):
+            self.state, more = _review((*fixed, held), self.state, jnp.asarray(self.step))
+            metrics = {**metrics, **more}
+        row = {name: float(value) for name, value in metrics.items()}
+        self._check_finite(row)
+        for log in self.logs:
+            log(self.step, row)
+        return row
+
+    def _check_finite(self, row: Row) -> None:
+        bad = [name for name, value in row.items() if not np.isfinite(value)]
+        if bad:
+            raise Diverged(
+                f"{self.identity['learner']} diverged: {', '.join(bad)} not finite before update {self.step}. "
+                "Try a smaller learning rate, or check the data with: refplan data check"
+            )
+
+    def finished(self) -> bool:
+        """Whether a review asked to stop."""
+        return isinstance(self.learner, AbstractReviewingLearner) and bool(self.learner.finished(self.state))
+
+    def save(self, force: bool) -> None:
+        """Renew the checkpoint when it is old enough."""
+        due = force or time.monotonic() - self.saved_at >= self.save_seconds
+        if self.checkpoint is None or not due or self.saved_step == self.step:
+            return
+        save_leaves(self.checkpoint, self.state, {"step": self.step, "identity": self.identity})
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+
+    def close(self) -> None:
+        """Flush the logs this run opened."""
+        for log in self.logs:
+            if isinstance(log, AbstractLog):
+                log.close()
+
+
+class Interrupts:
+    """Ctrl-C and termination requests wait for the running chunk, so that it can be saved; a second one does not."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = True
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def leave(self, where: str, folder: Path | None) -> NoReturn:
+        """Say what is saved and how to go on."""
+        kept = "nothing was saved (no folder given)" if folder is None else f"saved in {folder}"
+        raise Interrupted(f"stopped at {where}, {kept}. Run the same command again to resume.")
+
+
+def own_buffers(state: State) -> State:
+    """Copy every array, so that no two leaves share a buffer and all can be donated; plain numbers become arrays."""
+
+    def own(x: Any) -> Any:
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jr.clone(x)
+        return jnp.array(x, jnp.result_type(x), copy=True) if isinstance(x, jax.Array | np.ndarray | float | int) else x
+
+    return jax.tree.map(own, state)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _updates(
+    fixed: tuple[AbstractLearner, Any, Key], state: State, first: Int[Array, ""], count: Int[Array, ""]
+) -> tuple[State, Metrics]:
+    """`count` updates in one compiled loop; a traced count, so a short last chunk does not compile again."""
+    learner, source, key = fixed
+    dynamic, static = eqx.partition(state, eqx.is_array)
+
+    def one(dynamic: State, number: Int[Array, ""]) -> tuple[State, Metrics]:
+        key_batch, key_update = jr.split(jr.fold_in(key, number))
+        current = eqx.combine(dynamic, static)
+        new, metrics = learner.update(current, learner.batch(source, current, key_batch), key_update)
+        return eqx.filter(new, eqx.is_array), metrics
+
+    def body(number: Int[Array, ""], carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+        new, metrics = one(carry[0], first + number)
+        return new, jax.tree.map(jnp.add, carry[1], metrics)
+
+    shapes = jax.eval_shape(one, dynamic, first)[1]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    dynamic, totals = jax.lax.fori_loop(0, count, body, (dynamic, zeros))
+    return eqx.combine(dynamic, static), jax.tree.map(lambda total: total / count, totals)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _review(
+    fixed: tuple[AbstractReviewingLearner, Any, Key, Any], state: State, step: Int[Array, ""]
+) -> tuple[State, Metrics]:
+    learner, source, key, held = fixed
+    # Folded twice: an update splits its folded key, so no key is used for both.
+    return learner.review(state, source, held, jr.fold_in(jr.fold_in(key, step), 1))
+
+
+def _words(row: Row) -> str:
+    return "  ".join(f"{name} {value:.3g}" for name, value in list(row.items())[:4])
