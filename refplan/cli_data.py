@@ -36,7 +36,7 @@ def run_list(args: argparse.Namespace) -> int:
         return 0
     table = _table("name", "kind", "on this machine", "about")
     for one in listed:
-        table.add_row(one.name, one.kind, "yes" if one.here else "no, downloaded when loaded", one.about)
+        table.add_row(one.name, one.kind, "yes" if one.here else "download", one.about)
     _print(table)
     return 0
 
@@ -125,15 +125,16 @@ def _table(*columns: str) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
 
 
 def _print(what: Any) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(what)
+    console = Console(highlight=False)
+    console.print(what, width=None if console.is_terminal else 200)  # a pipe has no width of its own
 
 
 def _print_json(value: Any) -> None:

@@ -127,7 +127,7 @@ def evaluate(
     if episodes < 1:
         raise RefplanError(f"episodes must be at least 1, got {episodes}.")
     key_seeds, key_act = jr.split(key)
-    seeds = tuple(int(s) for s in jr.randint(key_seeds, (episodes,), 0, 2**31 - 1))
+    seeds = episode_seeds(key_seeds, episodes)
     simulator = make_simulator(task, episodes, batched=batched)
     begun = time.perf_counter()
     try:
@@ -144,6 +144,12 @@ def evaluate(
 
         write_video(video, run.frames)
     return run.result(name or type(agent).__name__, seeds, time.perf_counter() - begun)
+
+
+def episode_seeds(key: Key, episodes: int) -> tuple[int, ...]:
+    """One environment seed per episode; the first ones stay the same when more are asked for."""
+    draw = jax.vmap(lambda e: jr.randint(jr.fold_in(key, e), (), 0, 2**31 - 1))
+    return tuple(int(seed) for seed in draw(jnp.arange(episodes)))
 
 
 def _reset(simulator: AbstractSimulator, seeds: tuple[int, ...], starts: Starts | None, task: Task) -> np.ndarray:

@@ -36,8 +36,8 @@ def _plain(value: Any) -> Plain | None:
 def _shortest(array: np.ndarray) -> Any:
     if array.dtype.kind != "f":
         return array.tolist()
-    text = np.vectorize(lambda x: float(str(x)), otypes=[float])(array)
-    return text.tolist()
+    plain = [float(np.format_float_positional(x, unique=True)) if np.isfinite(x) else float(x) for x in array.ravel()]
+    return np.reshape(plain, array.shape).tolist()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -83,5 +83,5 @@ def _toml_value(value: Any) -> str:
 
 def _toml_string(text: str) -> str:
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    body = "".join(escapes.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
+    body = "".join(escapes.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in text)
     return f'"{body}"'

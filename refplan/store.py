@@ -1,10 +1,10 @@
 """Run folders: what was trained, how, and what came of it, readable without anything else.
 
-    runs/x/
-      run.toml                settings of every part, provenance (command, commit, versions, machine, seeds, wall time)
-      prior.safetensors       one file per saved object: its structure and its arrays
-      metrics.csv             learning curves (written by `fit`)
-      results.csv             one row per evaluation
+runs/x/
+  run.toml                settings of every part, provenance (command, commit, versions, machine, seeds, wall time)
+  prior.safetensors       one file per saved object: its structure and its arrays
+  metrics.csv             learning curves (written by `fit`)
+  results.csv             one row per evaluation
 """
 
 import csv

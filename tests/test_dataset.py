@@ -1,7 +1,5 @@
 """The five semantics other loaders get wrong, and the splits and cuts of a dataset."""
 
-import dataclasses
-
 import jax.random as jr
 import numpy as np
 import pytest
@@ -90,8 +88,9 @@ def test_nothing_known_is_an_error():
 
 def test_wrong_number_of_final_observations_is_an_error():
     with pytest.raises(RefplanError, match="2 final observations, but 1 episodes"):
+        none = np.zeros(3, bool)
         make_dataset(
-            np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), [0, 0, 0], [0, 0, 1], final_observations=np.zeros((2, 1))
+            np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), none, none, final_observations=np.zeros((2, 1))
         )
 
 
@@ -178,10 +177,9 @@ def test_states_travel_with_their_rows():
     assert part.starts.tolist() == [0, 4]
 
 
-def test_arrays_of_different_length_are_an_error():
-    data = toy()
-    with pytest.raises(RefplanError, match="rewards has 2 rows, observations 9"):
-        dataclasses.replace(data, rewards=data.rewards[:2])
+def test_flags_of_another_length_are_an_error():
+    with pytest.raises(RefplanError, match="3 observations, but 2 termination"):
+        make_dataset(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), np.zeros(2, bool), np.zeros(3, bool))
 
 
 def test_an_empty_dataset_is_an_error():

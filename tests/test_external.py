@@ -70,6 +70,8 @@ def test_heads_and_bounds_are_recognised():
         "corl_cql.pt": "tanh_gaussian",
         "corl_iql.pt": "gaussian_tanh_mean",
         "corl_edac.pt": "tanh_gaussian",
+        "corl_awac.pt": "gaussian",
+        "corl_td3_bc.pt": "deterministic",
     }
     for name in ("sb3_sac.zip", "sb3_ppo.zip", "d3rlpy_cql.d3"):
         policy = load_policy(FOLDER / name)

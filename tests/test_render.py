@@ -1,5 +1,6 @@
 """Pictures: drawn for real, then looked at by number."""
 
+import subprocess
 import sys
 
 import numpy as np
@@ -63,7 +64,12 @@ def test_files(tmp_path):
     write_video(tmp_path / "film.gif", frames)
     assert imageio.v3.imread(tmp_path / "film.gif").shape == (5, 30, 44, 3)
     write_video(tmp_path / "film.mp4", frames)
-    assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "film.mp4"))[0] == 5
+    decode = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / "film.mp4", "-f", "rawvideo", "-pix_fmt", "gray", "-"]
+    shown = subprocess.run(decode, capture_output=True, check=True).stdout
+    assert len(shown) == 5 * 30 * 44
+    wrong = [frames[0], np.zeros((2, 2, 3), np.uint8)]
+    with pytest.raises(RefplanError, match="one size"):
+        write_video(tmp_path / "wrong.mp4", wrong)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["film.gif", "film.mp4", "one.png"]
     with pytest.raises(RefplanError, match="no frame"):
         write_video(tmp_path / "none.mp4", [])

@@ -123,7 +123,7 @@ def test_stubs_keep_arguments_and_state_and_do_nothing(marker):
 
 
 def test_corl_module_is_refused_without_stubs():
-    with pytest.raises(RefplanError, match="refused.*'__main__.Scalar'"):
+    with pytest.raises(RefplanError, match=r"refused.*'__main__\.Scalar'"):
         load_torch((FOLDER / "corl_cql.pt").read_bytes(), "x.pt")
 
 

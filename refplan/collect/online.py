@@ -6,7 +6,7 @@ actions, which brings any deterministic environment back to where it was, bit fo
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class OnlineSettings:
     warmup: int = 5000  # first steps with uniformly random actions
     snapshot_every: int = 10_000
     log_every: int = 1000
-    sac: SAC = SAC()
+    sac: SAC = field(default_factory=SAC)
 
     def __post_init__(self) -> None:
         if self.steps < self.lanes or self.lanes < 1:

@@ -272,17 +272,20 @@ def assemble(given: dict[str, np.ndarray], meta: Meta) -> Dataset:
     terminated, truncated = _flags(given.pop("terminated"), given.pop("truncated"), rows, meta.name)
     last = np.flatnonzero(terminated | truncated)
     starts = np.concatenate([[0], last[:-1] + 1]).astype(np.int64)
-    arrays = {"observations": _as_float(given.pop("observations")), "terminated": terminated, "truncated": truncated}
-    final, known_final = given.pop("final_observations", None), given.pop("known_final", None)
-    if "next_observations" in given:
-        arrays["next_observations"] = _as_float(given.pop("next_observations"))
-    else:
-        arrays |= _successors(arrays["observations"], last, final, known_final, meta.name)
+    final, known = given.pop("final_observations", None), given.pop("known_final", None)
+    arrays = {"terminated": terminated, "truncated": truncated}
     for name in list(given):
         arrays[name] = _as_float(given.pop(name))
     arrays["rewards"] = arrays["rewards"].reshape(-1)
-    if "known_next" in arrays:
-        arrays, starts = _drop_ends(arrays, starts, ~(arrays["known_next"] | arrays["terminated"]), meta.name)
+    if "next_observations" not in arrays:
+        final, known = _final_observations(arrays["observations"], last, final, known, meta.name)
+        cut = ~known & ~terminated[last]
+        # Without its last row, a cut episode ends one step earlier, and that row's observation is what came after.
+        final, known = final[~cut | (last > starts)], (known | cut)[~cut | (last > starts)]
+        drop = np.zeros(rows, bool)
+        drop[last[cut]] = True
+        arrays, starts = _drop_ends(arrays, starts, drop, meta.name)
+        arrays |= _successors(arrays["observations"], starts, final, known)
     return Dataset(**arrays, starts=starts, meta=meta)  # ty: ignore[invalid-argument-type]
 
 
@@ -290,28 +293,41 @@ def _as_float(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
-def _successors(
+def _final_observations(
     observations: Float[np.ndarray, "rows obs"],
     last: Int[np.ndarray, " episodes"],
     final: np.ndarray | None,
-    known_final: np.ndarray | None,
+    known: np.ndarray | None,
     name: str,
-) -> dict[str, np.ndarray]:
-    """Each row's successor inside its episode, and which of them are known when not all are."""
-    if final is not None and len(final) != len(last):
+) -> tuple[Float[np.ndarray, "episodes obs"], Bool[np.ndarray, " episodes"]]:
+    """What came after each episode and whether that is known; where it is not, the last observation stands in."""
+    if final is None:
+        return observations[last], np.zeros(len(last), bool)
+    if len(final) != len(last):
         raise RefplanError(
             f"dataset '{name}': {len(final)} final observations, but {len(last)} episodes. "
             "Every episode needs one: the observation after its last step."
         )
-    known_last = np.full(len(last), final is not None) if known_final is None else np.asarray(known_final, bool)
+    known = np.ones(len(last), bool) if known is None else np.asarray(known, bool).reshape(-1)
+    return np.where(known[:, None], _as_float(final), observations[last]), known
+
+
+def _successors(
+    observations: Float[np.ndarray, "rows obs"],
+    starts: Int[np.ndarray, " episodes"],
+    final: Float[np.ndarray, "episodes obs"],
+    known: Bool[np.ndarray, " episodes"],
+) -> dict[str, np.ndarray]:
+    """Each row's successor inside its episode, and which of them are known when not all are."""
+    last = np.append(starts[1:], len(observations)) - 1
     successors = np.empty_like(observations)
     successors[:-1] = observations[1:]
-    successors[last] = observations[last] if final is None else np.where(known_last[:, None], final, observations[last])
-    if known_last.all():
+    successors[last] = final
+    if known.all():
         return {"next_observations": successors}
-    known = np.ones(len(observations), bool)
-    known[last] = known_last
-    return {"next_observations": successors, "known_next": known}
+    known_next = np.ones(len(observations), bool)
+    known_next[last] = known
+    return {"next_observations": successors, "known_next": known_next}
 
 
 def _flags(

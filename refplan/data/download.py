@@ -63,8 +63,8 @@ def download(url: str, target: Path, progress: Progress) -> None:
                 _fetch(url, part, progress)
                 break
             except (OSError, http.client.HTTPException) as error:
-                final = isinstance(error, urllib.error.HTTPError) or attempt == ATTEMPTS - 1
-                if final or not part.is_file():
+                never_began = isinstance(error, urllib.error.URLError)  # refused, unknown host, 404: no use in insisting
+                if never_began or attempt == ATTEMPTS - 1:
                     raise error if isinstance(error, OSError) else OSError(str(error)) from None
         _check_hdf5(part, url)
         write_text(checksum_file(target), sha256(part) + "\n")
@@ -113,7 +113,9 @@ def _fetch(url: str, part: Path, progress: Progress) -> None:
         raise http.client.IncompleteRead(b"", total - received)
 
 
-def _copy(answer: IO[bytes], file: IO[bytes], received: int, total: int | None, progress: Progress) -> int:
+def _copy(
+    answer: http.client.HTTPResponse, file: IO[bytes], received: int, total: int | None, progress: Progress
+) -> int:
     progress(received, total)
     while block := answer.read(1 << 16):
         file.write(block)

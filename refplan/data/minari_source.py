@@ -197,8 +197,10 @@ def _package(purpose: str) -> Any:
 def _download(name: str) -> None:
     local = local_minari_ids()
     here = f" On this machine: {', '.join(local)}." if local else ""
-    advice = f"Fetch it on a machine with network (minari download {name}) and copy the folder to "
+    advice = (
+        f"Fetch it on a machine with network (minari download {name}) and copy the folder to "
         f"{minari_root() / name}.{here}"
+    )
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
         raise RefplanError(
             f"Minari dataset '{name}' is not on this machine and HF_HUB_OFFLINE forbids a download. {advice}"

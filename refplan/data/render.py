@@ -1,9 +1,12 @@
 """Pictures and films of simulations, with settings that are fast without a graphics card."""
 
+import contextlib
 import copy
 import importlib
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,8 @@ def write_video(path: str | Path, frames: Sequence[Frame], fps: int = 20) -> Non
         raise RefplanError(f"{path}: there is no frame to write.")
     if path.suffix not in (".mp4", ".gif"):
         raise RefplanError(f"{path}: films are written as .mp4 or .gif, not '{path.suffix}'.")
+    if len({frame.shape for frame in frames}) > 1:
+        raise RefplanError(f"{path}: all frames of a film must have one size.")
     even = [frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2] for frame in frames]  # mp4 needs even sizes
     with atomic_path(path) as temporary:
         if path.suffix == ".gif":
@@ -92,13 +97,19 @@ def _write_mp4(path: Path, frames: Sequence[Frame], fps: int) -> None:
     except ModuleNotFoundError:
         raise MissingExtraError("imageio-ffmpeg", "mujoco", "writing a film") from None
     height, width, _ = frames[0].shape
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=fps, macro_block_size=2, output_params=["-f", "mp4"], ffmpeg_log_level="error"
-    )
-    writer.send(None)
-    for frame in frames:
-        writer.send(np.ascontiguousarray(frame))
-    writer.close()
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
+    target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4", str(path)]
+    # Not imageio_ffmpeg.write_frames: it runs Python in a forked child, which JAX's threads do not allow.
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *source, *target]
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors) as process:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                for frame in frames:
+                    pipe.write(np.ascontiguousarray(frame).data)
+        if process.returncode != 0:
+            errors.seek(0)
+            raise RefplanError(f"ffmpeg could not write the film: {errors.read().decode(errors='replace').strip()}")
 
 
 def _imageio() -> Any:

@@ -89,7 +89,7 @@ def _all_states(dataset: "Dataset", task: Task, robot: Robot | None) -> tuple[np
 def _healthy(
     dataset: "Dataset", task: Task, robot: Robot | None, qpos: np.ndarray, qvel: np.ndarray
 ) -> Bool[np.ndarray, " rows"]:
-    finite = np.isfinite(qpos).all(axis=1) & np.isfinite(qvel).all(axis=1)
+    finite = np.asarray(np.isfinite(np.concatenate([qpos, qvel], axis=1)).all(axis=1))
     if robot is not None:
         return finite & robot.healthy(qpos.astype(np.float64), qvel.astype(np.float64))
     if task.termination is None:

@@ -236,7 +236,7 @@ class HalfCheetahTerrain(HalfCheetahEnv):
         self.model.hfield_data[:] = np.tile(row, 2)
         for viewer in self.mujoco_renderer._viewers.values():
             viewer.make_context_current()
-            0 and mujoco.mjr_uploadHField(self.model, viewer.con, 0)
+            mujoco.mjr_uploadHField(self.model, viewer.con, 0)
 
     def elevation(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
         """Height of the ground at x, in metres."""

@@ -1,1 +1,22 @@
 """Policies learned from data, and policies brought from elsewhere."""
+
+import importlib
+from typing import Any
+
+from refplan.errors import unknown_name
+
+# One line per learner: the name on the command line, and where it lives. Feeds the CLI, the contract tests, the docs.
+PRIORS = {
+    "bc": "refplan.priors.bc:BC",
+    "iql": "refplan.priors.iql:IQL",
+    "cql": "refplan.priors.cql:CQL",
+    "edac": "refplan.priors.edac:EDAC",
+}
+
+
+def find_prior(name: str) -> Any:
+    """The learner class of a name."""
+    if name not in PRIORS:
+        raise unknown_name("prior", name, PRIORS)
+    module, _, attribute = PRIORS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

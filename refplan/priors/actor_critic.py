@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from refplan.agent import AbstractPrior
+from refplan.agent import AbstractPolicy, AbstractPrior
+from refplan.data.dataset import Dataset
 from refplan.nn import MLP, Normaliser, ensemble_apply, tanh_gaussian_sample
 from refplan.priors.policy import GaussianPolicy
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
@@ -41,9 +42,9 @@ def aggregate_critics(q: Float[Array, "critic *batch"], how: Aggregate) -> Float
 
 
 class ActorCritic(AbstractPrior):
-    """A trained policy and its critics; V(s) = aggregate_i Q_i(s, pi(s)) with the policy's own action (algorithms 8.2)."""
+    """A policy and its critics; V(s) = aggregate_i Q_i(s, pi(s)) with the policy's own action."""
 
-    policy: GaussianPolicy
+    policy: AbstractPolicy
     critics: Critics
     aggregate: Aggregate = eqx.field(static=True, default="min")
 
@@ -67,6 +68,57 @@ class ActorCritic(AbstractPrior):
         """Aggregated critics at the policy's own action."""
         action, _ = self.policy.act(state, obs, jax.random.key(0))
         return aggregate_critics(self.critics(obs, action), self.aggregate)
+
+
+class ActorValue(AbstractPrior):
+    """A policy with a value net beside its critics: V(s) costs one pass instead of an actor and all critics."""
+
+    policy: AbstractPolicy
+    critics: Critics
+    value_net: MLP
+    normaliser: Normaliser
+
+    def start(self) -> State:
+        """The policy's start."""
+        return self.policy.start()
+
+    def observe(self, state: State, transition: Transition) -> State:
+        """The policy's reflection."""
+        return self.policy.observe(state, transition)
+
+    def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
+        """The policy's own action."""
+        return self.policy.act(state, obs, key)
+
+    def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
+        """A sampled action of the policy."""
+        return self.policy.sample(state, obs, key)
+
+    def value(self, state: State, obs: Obs) -> Scalar:
+        """The value net."""
+        return self.value_net(self.normaliser(obs))[0]
+
+
+def prepare_rows(data: Dataset) -> Transition:
+    """All rows on the device, actions in [-1, 1]: what every model-free learner draws from."""
+    low, high = data.task.low, data.task.high
+    rows = data.device()
+    return rows._replace(action=(2.0 * rows.action - low[None] - high[None]) / (high - low)[None])
+
+
+def unit_box(size: int) -> tuple[Action, Action]:
+    """The bounds learners work in."""
+    return -jnp.ones(size), jnp.ones(size)
+
+
+def in_world_units(policy: GaussianPolicy, low: Action, high: Action) -> GaussianPolicy:
+    """A policy trained in [-1, 1], acting in the world's bounds."""
+    return eqx.tree_at(lambda p: (p.low, p.high), policy, (low, high))
+
+
+def critics_in_world_units(critics: Critics, low: Action, high: Action) -> Critics:
+    """Critics trained on actions in [-1, 1], judging the world's."""
+    return eqx.tree_at(lambda c: (c.low, c.high), critics, (low, high))
 
 
 def sample_actions(

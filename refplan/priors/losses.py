@@ -4,6 +4,7 @@
 """
 
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
 from refplan.types import Scalar
@@ -32,3 +33,43 @@ def actor_loss(log_prob: Float[Array, " batch"], q: Float[Array, " batch"], alph
 def temperature_loss(log_alpha: Scalar, log_prob: Float[Array, " batch"], target_entropy: Scalar | float) -> Scalar:
     """-log alpha * mean (log pi + target entropy): raises alpha while the entropy is below its target."""
     return -log_alpha * jnp.mean(log_prob + target_entropy)
+
+
+def conservative_gap(
+    candidates: Float[Array, "critic batch candidate"],
+    log_density: Float[Array, "batch candidate"],
+    q_data: Float[Array, "critic batch"],
+) -> Float[Array, " critic"]:
+    """mean_s log sum_k exp(Q(s, a_k) - log p(a_k)) - mean Q(s, a_data), per critic (CQL(H), importance-weighted).
+
+    The candidates of one state lie on the last axis, all of them: the sum runs over 3n values per state. It pushes Q
+    down where the policy would go and up at the data.
+    """
+    spread = logsumexp(candidates - log_density[None], axis=2)
+    return jnp.mean(spread, axis=1) - jnp.mean(q_data, axis=1)
+
+
+def gradient_diversity(grads: Float[Array, "critic batch act"], edge: float = 1e-10) -> Scalar:
+    """ES = 1/(N-1) mean_batch sum_{i != j} cos(grad_a Q_i, grad_a Q_j) (EDAC, eq. 4).
+
+    With unit vectors g_i the double sum is |sum_i g_i|^2 - sum_i |g_i|^2: no N x N table is made.
+    """
+    unit = grads / (jnp.linalg.norm(grads, axis=2, keepdims=True) + edge)
+    pairs = jnp.sum(jnp.sum(unit, axis=0) ** 2, axis=1) - jnp.sum(unit**2, axis=(0, 2))
+    return jnp.mean(pairs) / (grads.shape[0] - 1)
+
+
+def expectile_loss(difference: Float[Array, " batch"], expectile: Scalar) -> Scalar:
+    """mean |tau - 1(u < 0)| u^2 with u = Q - V (IQL, eq. 5): tau > 1/2 leans V towards the better actions."""
+    weight = jnp.where(difference > 0, expectile, 1.0 - expectile)
+    return jnp.mean(weight * difference**2)
+
+
+def advantage_weight(advantage: Float[Array, " batch"], beta: Scalar, most: float = 100.0) -> Float[Array, " batch"]:
+    """min(exp(beta A), most): how much a data action counts when the policy is fitted (IQL, eq. 7)."""
+    return jnp.minimum(jnp.exp(beta * advantage), most)
+
+
+def likelihood_loss(log_prob: Float[Array, " batch"], weight: Float[Array, " batch"] | None = None) -> Scalar:
+    """-mean w log pi(a|s): behaviour cloning with w = 1, advantage-weighted regression otherwise."""
+    return -jnp.mean(log_prob if weight is None else weight * log_prob)

@@ -54,7 +54,7 @@ class GaussianPolicy(AbstractPolicy):
     low: Action
     high: Action
     noise: Scalar = eqx.field(converter=jnp.asarray, default=0.0)  # exploration of a deterministic head, a std of u
-    head: Head = eqx.field(static=True, default="tanh_gaussian")
+    head: str = eqx.field(static=True, default="tanh_gaussian")  # one of Head
     log_std_low: float = eqx.field(static=True, default=-5.0)
     log_std_high: float = eqx.field(static=True, default=2.0)
 
@@ -166,7 +166,7 @@ def make_policy(
     low: Bound,
     high: Bound,
     *,
-    head: Head = "tanh_gaussian",
+    head: str = "tanh_gaussian",
     activation: Activation = jax.nn.relu,
     normaliser: Normaliser | None = None,
     log_std_range: tuple[float, float] = (-20.0, 2.0),
@@ -234,7 +234,8 @@ def load_npz_policy(path: str | Path) -> GaussianPolicy:
     """A policy from an .npz file in refplan's layout (see `policy_from_arrays`); nothing in it is unpickled."""
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here, because numpy leaves its own file open when the archive is damaged
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise RefplanError(f"{path}: no such file.") from None

@@ -13,7 +13,15 @@ from jaxtyping import Array, Float
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import sample_transitions
 from refplan.nn import MLP, Normaliser, identity_normaliser, make_ensemble, make_mlp
-from refplan.priors.actor_critic import ActorCritic, Critics, sample_actions
+from refplan.priors.actor_critic import (
+    ActorCritic,
+    Critics,
+    critics_in_world_units,
+    in_world_units,
+    prepare_rows,
+    sample_actions,
+    unit_box,
+)
 from refplan.priors.losses import actor_loss, critic_loss, td_target, temperature_loss
 from refplan.priors.policy import GaussianPolicy
 from refplan.train import AbstractLearner
@@ -59,9 +67,7 @@ class SAC(AbstractLearner):
 
     def prepare(self, data: Dataset) -> Transition:
         """All rows, actions in [-1, 1]."""
-        low, high = data.task.low, data.task.high
-        rows = data.device()
-        return rows._replace(action=(2.0 * rows.action - low[None] - high[None]) / (high - low)[None])
+        return prepare_rows(data)
 
     def init(self, data: Dataset, key: Key) -> SACState:
         """Fresh networks for the sizes, bounds and, if asked, the observation statistics of the data."""
@@ -72,7 +78,7 @@ class SAC(AbstractLearner):
         """Fresh networks without any data."""
         key_actor, key_critics = jr.split(key)
         obs, act = normaliser.mean.shape[0], low.shape[0]
-        box = (-jnp.ones(act), jnp.ones(act))
+        box = unit_box(act)
         net = make_mlp((obs, *self.hidden, 2 * act), key_actor)
         nets = make_ensemble(self.critics, (obs + act, *self.hidden, 1), key_critics)
         log_alpha = jnp.log(self.alpha_start)
@@ -106,7 +112,7 @@ class SAC(AbstractLearner):
         return state, {**critic_metrics, **actor_metrics}
 
     def target(self, state: SACState, batch: Transition, key: Key) -> Float[Array, " batch"]:
-        """y = r + gamma (1 - d) (min_i Qbar_i(s', a') - alpha log pi(a'|s')), a' ~ pi(.|s'); the entropy term is optional."""
+        """y = r + gamma (1 - d) (min_i Qbar_i(s', a') - alpha log pi(a'|s')), a' ~ pi(.|s'); the last term optional."""
         action, log_prob = sample_actions(state.policy, batch.next_obs, key)
         slow = eqx.tree_at(lambda c: c.nets, state.critics, state.target)
         value = jnp.min(slow(batch.next_obs, action), axis=0)
@@ -161,6 +167,5 @@ class SAC(AbstractLearner):
 
     def result(self, state: SACState) -> ActorCritic:
         """The policy and its critics, in the world's units."""
-        bounds = (state.low, state.high)
-        policy = eqx.tree_at(lambda p: (p.low, p.high), state.policy, bounds)
-        return ActorCritic(policy, eqx.tree_at(lambda c: (c.low, c.high), state.critics, bounds))
+        policy = in_world_units(state.policy, state.low, state.high)
+        return ActorCritic(policy, critics_in_world_units(state.critics, state.low, state.high))

@@ -63,7 +63,7 @@ def make_sb3(name: str, algorithm: str, folder: Path, **policy: object) -> Recor
     import stable_baselines3
 
     kind = getattr(stable_baselines3, algorithm)
-    small = {"n_steps": 8, "batch_size": 8} if algorithm == "PPO" else {"buffer_size": 8}
+    small = {"PPO": {"n_steps": 8, "batch_size": 8}, "A2C": {"n_steps": 8}}.get(algorithm, {"buffer_size": 8})
     model = kind("MlpPolicy", TinyWorld(), policy_kwargs={"net_arch": [16, 16], **policy}, seed=0, **small)
     spread(model.policy.actor if hasattr(model.policy, "actor") and model.policy.actor is not None else model.policy)
     model.save(folder / name)
@@ -138,6 +138,17 @@ def corl_edac() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], dict
     return actor, lambda x: torch.tanh(actor.mu(actor.trunk(x))), {"log_alpha": 0.1}
 
 
+def corl_awac() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], dict]:
+    """AWAC's mean is in the world's units and not squashed."""
+    actor = Holder(_mlp=mlp(OBS, 16, 16, ACTIONS), _log_std=nn.Parameter(torch.zeros(ACTIONS)))
+    return actor, lambda x: actor._mlp(x).clamp(-1.5, 1.5) / 1.5, {}
+
+
+def corl_td3_bc() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor], dict]:
+    actor = Holder(net=mlp(OBS, 16, 16, ACTIONS, end=nn.Tanh()))
+    return actor, lambda x: actor.net(x), {"total_it": 3}
+
+
 def make_corl(name: str, build: Callable, folder: Path) -> Record:
     """A checkpoint with CORL's layout; `max_action` is 1.5, as in a world whose actions are in [-1.5, 1.5]."""
     actor, act, more = build()
@@ -173,6 +184,8 @@ def make_all(folder: Path) -> dict[str, Record]:
         "corl_cql.pt": make_corl("corl_cql.pt", corl_cql, folder),
         "corl_iql.pt": make_corl("corl_iql.pt", corl_iql, folder),
         "corl_edac.pt": make_corl("corl_edac.pt", corl_edac, folder),
+        "corl_awac.pt": make_corl("corl_awac.pt", corl_awac, folder),
+        "corl_td3_bc.pt": make_corl("corl_td3_bc.pt", corl_td3_bc, folder),
     }
 
 

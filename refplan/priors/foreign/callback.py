@@ -61,7 +61,7 @@ class CallablePolicy(AbstractAgent):
         actions = self.low.shape[0]
 
         def host(obs: Any) -> np.ndarray:
-            rows = np.asarray(obs, np.float32).reshape(-1, np.shape(obs)[-1])
+            rows = np.array(obs, np.float32).reshape(-1, np.shape(obs)[-1])
             answer = _answer(self.function, "policy function", (len(rows), actions), rows)
             return answer.reshape(*np.shape(obs)[:-1], actions)
 
@@ -73,7 +73,7 @@ class CallablePolicy(AbstractAgent):
         actions, function = self.low.shape[0], self.sample_function
 
         def host(obs: Any, seeds: Any) -> tuple[np.ndarray, np.ndarray]:
-            rows = np.asarray(obs, np.float32).reshape(-1, np.shape(obs)[-1])
+            rows = np.array(obs, np.float32).reshape(-1, np.shape(obs)[-1])
             generator = np.random.default_rng(np.asarray(seeds).ravel())
             drawn = _pair(function, rows, generator)
             batch = np.shape(obs)[:-1]
