@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venv-cross
-EXTRAS := mujoco,minari,plot,dev
+EXTRAS := mujoco,minari,plot,onnx,tensorboard,dev
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 .PHONY: demo test test-slow test-cross check bench docs clean
@@ -16,6 +16,10 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+# The real stable-baselines3, d3rlpy and torch live apart: the package itself never needs them.
+test-cross: $(CROSS)/.installed
+	$(CROSS)/bin/python -m pytest tests/cross tests/test_external.py tests/test_torch_file.py tests/test_policy.py
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check refplan tests benchmarks
@@ -39,6 +43,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+$(CROSS)/.installed: pyproject.toml constraints.txt constraints-cross.txt
+	test -x $(CROSS)/bin/python || $(PYTHON) -m venv $(CROSS)
+	$(CROSS)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints-cross.txt torch
+	$(CROSS)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints-cross.txt \
+		stable-baselines3 d3rlpy jax equinox optax jaxtyping h5py safetensors rich pytest beartype hypothesis onnx onnxruntime
+	$(CROSS)/bin/python -m pip install $(PIP_FLAGS) --no-deps --editable .
 	touch $@
 
 clean:

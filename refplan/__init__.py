@@ -16,7 +16,7 @@ _HOME = {
     "Sampled": "refplan.agent",
     "Dataset": "refplan.data.dataset",
     "Meta": "refplan.data.dataset",
-    "make_dataset": "refplan.data.dataset",
+    "make_dataset": "refplan.data.assemble",
 }
 
 __all__ = ["RefplanError", "__version__", *_HOME]

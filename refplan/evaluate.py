@@ -4,7 +4,6 @@ Start states come from the key alone, so every agent evaluated under one key mee
 serves all of them; finished episodes stay in the batch, masked.
 """
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from refplan.agent import AbstractAgent, start_many
-from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Dataset, Meta
 from refplan.data.simulate import AbstractSimulator, make_simulator
 from refplan.data.starts import Starts
-from refplan.data.tasks import Task, task as find_task
+from refplan.data.tasks import Task
+from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError
 from refplan.progress import progress
 from refplan.stats import Interval, mean_interval
@@ -44,11 +45,9 @@ class Trace:
 
     def dataset(self, meta: Meta) -> Dataset:
         """The episodes one after another, as logged data."""
-        live = self.live.T
-        flat = [None if x is None else np.swapaxes(x, 0, 1)[live] for x in dataclasses.astuple(self)]
-        obs, actions, rewards, after, terminated, truncated, _, qpos, qvel = flat
-        arrays = {"next_observations": after, "qpos": qpos, "qvel": qvel, "meta": meta}
-        return make_dataset(obs, actions, rewards, terminated, truncated, **arrays)
+        names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "qpos", "qvel")
+        columns = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return make_dataset(**{n: np.swapaxes(x, 0, 1)[self.live.T] for n, x in columns.items()}, meta=meta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +222,10 @@ class _Episodes:
         return jax.block_until_ready(_observe(self.agent, state, steps))
 
     def _check(self, actions: np.ndarray) -> None:
-        inside = np.isfinite(actions).all(-1) & (actions >= self.task.low).all(-1) & (actions <= self.task.high).all(-1)
-        if not inside[self.live].all():
-            episode = int(np.flatnonzero(self.live & ~inside)[0])
+        inside = np.isfinite(actions) & (actions >= self.task.low) & (actions <= self.task.high)
+        bad = self.live & ~inside.all(axis=1)
+        if bad.any():
+            episode = int(np.flatnonzero(bad)[0])
             raise RefplanError(
                 f"{type(self.agent).__name__} returned {actions[episode]} at step {self.time} of episode {episode}: "
                 f"not finite or outside the bounds [{self.task.low}, {self.task.high}] of {self.task.name}."

@@ -1,10 +1,11 @@
 """Where learning curves go: CSV always, TensorBoard and Weights & Biases when asked.
 
-A log is a callable `(step, row)` that can also `rewind(step)`: after a kill, rows newer than the checkpoint are dropped,
-so a resumed run writes exactly what an uninterrupted one would have.
+A log is a callable `(step, row)` that can also `rewind(step)`: after a kill, rows newer than the checkpoint are
+dropped, so a resumed run writes exactly what an uninterrupted one would have.
 """
 
 import csv
+import importlib
 import io
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -85,11 +86,13 @@ class TensorBoardLog(AbstractLog):
 
     def __init__(self, folder: str | Path):
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
+            import tensorboard.compat.proto.event_pb2 as event_pb2
+            import tensorboard.compat.proto.summary_pb2 as summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard", "Logging to TensorBoard") from None
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # Generated classes: type checkers cannot see them.
+        self._event, self._summary = vars(event_pb2)["Event"], vars(summary_pb2)["Summary"]
         self._writer: Any = EventFileWriter(str(folder))
 
     def __call__(self, step: int, row: Row) -> None:
@@ -112,7 +115,7 @@ class WandbLog(AbstractLog):
 
     def __init__(self, folder: str | Path, project: str = "refplan", config: dict[str, Any] | None = None):
         try:
-            import wandb
+            wandb = importlib.import_module("wandb")
         except ImportError:
             raise MissingExtraError("wandb", "wandb", "Logging to Weights & Biases") from None
         self._run: Any = wandb.init(project=project, dir=str(folder), config=config or {}, resume="allow")

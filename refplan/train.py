@@ -1,7 +1,8 @@
 """`fit`: one compiled loop that trains any learner, and picks up exactly where a kill left it.
 
-A learner is hyper-parameters; what it learns is a state that goes in and out. Randomness of update `i` is a pure function
-of the key and `i`, and checkpoints hold the state and `i`, so a resumed run repeats an uninterrupted one bit for bit.
+A learner is hyper-parameters; what it learns is a state that goes in and out. The randomness of update `i` is a pure
+function of the key and `i`, and checkpoints hold the state and `i`, so a resumed run repeats an uninterrupted one bit
+for bit.
 """
 
 import signal
@@ -91,8 +92,8 @@ def fit(
     """Train for `steps` updates and return the learner's result.
 
     Metrics are averaged over chunks of `every` updates and given to each of `logs`. With a `folder`, they also go to
-    `metrics.csv`, and `checkpoint.safetensors` is renewed at least every `save_seconds`: run the same call again after a
-    kill and it continues. A review (early stopping) may end training before `steps`.
+    `metrics.csv`, and `checkpoint.safetensors` is renewed at least every `save_seconds`: run the same call again after
+    a kill and it continues. A review (early stopping) may end training before `steps`.
     """
     run = _Run(learner, data, steps, key, every, None if folder is None else Path(folder), logs, save_seconds)
     source = learner.prepare(data)
@@ -163,7 +164,8 @@ class _Run:
         self.state, metrics = _updates(fixed, self.state, jnp.asarray(self.step), jnp.asarray(count))
         self.step += count
         if isinstance(self.learner, AbstractReviewingLearner):
-            self.state, more = _review((*fixed, held), self.state, jnp.asarray(self.step))
+            fixed = (self.learner, source, self.key, held)
+            self.state, more = _review(fixed, self.state, jnp.asarray(self.step))
             metrics = {**metrics, **more}
         row = {name: float(value) for name, value in metrics.items()}
         self._check_finite(row)

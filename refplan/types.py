@@ -28,7 +28,7 @@ class Transition(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A run of consecutive steps of one episode, padded at the end where `valid` is false."""
+    """A run of consecutive steps of one episode, padded where `valid` is false."""
 
     steps: Transition
     valid: Bool[Array, "*batch time"]

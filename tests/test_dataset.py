@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Dataset, Meta
 from refplan.errors import RefplanError
 
 
@@ -89,9 +90,7 @@ def test_nothing_known_is_an_error():
 def test_wrong_number_of_final_observations_is_an_error():
     with pytest.raises(RefplanError, match="2 final observations, but 1 episodes"):
         none = np.zeros(3, bool)
-        make_dataset(
-            np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), none, none, final_observations=np.zeros((2, 1))
-        )
+        make_dataset(np.zeros((3, 1)), np.zeros((3, 1)), np.zeros(3), none, none, final_observations=np.zeros((2, 1)))
 
 
 def test_returns_are_per_episode():
@@ -131,9 +130,7 @@ def test_the_same_key_splits_the_same_way_and_another_key_otherwise():
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), share=st.floats(0.01, 1.0), seed=st.integers(0, 99)
-)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), share=st.floats(0.01, 1.0), seed=st.integers(0, 99))
 def test_subsample_takes_whole_episodes_and_cuts_the_last(lengths, share, seed):
     data = toy(lengths, ("terminated",) * len(lengths))
     wanted = max(1, int(share * len(data)))

@@ -113,7 +113,7 @@ def test_a_part_that_was_complete_already_is_fetched_again_safely(server, tmp_pa
 
 def test_a_server_that_always_breaks_gives_a_clear_error_and_keeps_the_part(server, monkeypatch):
     server.breaks = [1000] * 99
-    with pytest.raises(RefplanError, match="cannot be downloaded from .* put it at"):
+    with pytest.raises(RefplanError, match=r"cannot be downloaded from .* put it at"):
         load("hopper-medium-v2")
     assert len(server.asked) == downloads.ATTEMPTS
 
@@ -128,7 +128,7 @@ def test_an_error_page_is_not_taken_for_data(server):
 
 
 def test_a_missing_file_on_the_server_is_a_clear_error(server):
-    with pytest.raises(RefplanError, match="'hopper-expert-v2' cannot be downloaded .*Not Found"):
+    with pytest.raises(RefplanError, match=r"'hopper-expert-v2' cannot be downloaded .*Not Found"):
         load("hopper-expert-v2")
     assert len(server.asked) == 1  # asking again would not help
 

@@ -149,8 +149,8 @@ def test_numbers_for_people_and_machines():
 
 
 def test_video_is_written(tmp_path):
-    import imageio.v3 as iio
-
     world = short("halfcheetah", 6)
     evaluate(uniform(world), world, 1, key=jr.key(0), video=tmp_path / "run.mp4")
-    assert iio.improps(tmp_path / "run.mp4").shape[0] in (-1, 6) or (tmp_path / "run.mp4").stat().st_size > 1000
+    assert b"ftyp" in (tmp_path / "run.mp4").read_bytes()[:16]
+    with pytest.raises(RefplanError, match="mp4"):
+        evaluate(uniform(world), world, 1, key=jr.key(0), video=tmp_path / "run.xyz")

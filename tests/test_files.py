@@ -133,7 +133,11 @@ def test_another_process_reads_the_same_agent(tmp_path):
         "a = load_module(sys.argv[1]); print(a.act((), jnp.zeros(3), jr.key(1))[0].tolist())"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "agent")], capture_output=True, text=True, check=True, cwd=Path.cwd()
+        [sys.executable, "-c", code, str(tmp_path / "agent")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path.cwd(),
     ).stdout
     assert json.loads(out) == agent.act((), jnp.zeros(3), jr.key(1))[0].tolist()
 

@@ -144,14 +144,14 @@ def test_damaged_metadata_and_data_are_clear_errors():
     with pytest.raises(RefplanError, match="damaged or cut short"):
         load("mine/hopper/test-v0")
     (folder / "metadata.json").write_text("{")
-    with pytest.raises(RefplanError, match="metadata.json cannot be read"):
+    with pytest.raises(RefplanError, match=r"metadata\.json cannot be read"):
         load("mine/hopper/test-v0")
 
 
 def test_offline_is_respected_and_says_what_to_do(monkeypatch):
     save_buffers("mine/hopper/test-v0", make_episodes())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(RefplanError, match="HF_HUB_OFFLINE forbids.*On this machine: mine/hopper/test-v0"):
+    with pytest.raises(RefplanError, match=r"HF_HUB_OFFLINE forbids.*On this machine: mine/hopper/test-v0"):
         load("mujoco/hopper/medium-v0")
 
 

@@ -1,6 +1,7 @@
 """Sampling on the device: properties over many shapes of data."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def test_chunks_visit_rows_once_up_to_the_remainder_and_flag_every_start(lengths
         if number == 0:
             expected[:, 0] = True
         np.testing.assert_array_equal(first, expected)
-    for (before, _), (after, first) in zip(chunks[:-1], chunks[1:], strict=True):
+    for (before, _), (after, first) in itertools.pairwise(chunks):
         carried = ~first[:, 0]
         np.testing.assert_array_equal(after[:, 0][carried], before[:, -1][carried] + 1)
 

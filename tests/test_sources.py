@@ -203,7 +203,9 @@ def test_episodes_may_lack_the_last_observation(episodes):
     short = [{**e, "observations": e["observations"][:-1]} for e in episodes]
     mixed = [episodes[0], short[1], episodes[2], short[3]]
     data = load(mixed)
-    assert data.lengths.tolist() == [5, 2, 7, 3] and data.known_next is not None and data.known_next.all()
+    assert data.lengths.tolist() == [5, 2, 7, 3] and data.known_next is None
+    kept = np.delete(np.arange(19), [7, 18])
+    np.testing.assert_array_equal(data.next_observations, load(episodes).next_observations[kept])
 
 
 def test_own_logs_need_no_environment_and_take_one_by_name(episodes):
@@ -211,7 +213,7 @@ def test_own_logs_need_no_environment_and_take_one_by_name(episodes):
     assert data.meta.env_id is None and data.task.env_id is None
     named = load(episodes, task="hopper")
     assert named.meta.env_id == "Hopper-v5" and named.task.score(3234.3) == pytest.approx(100.0)
-    with pytest.raises(RefplanError, match="sizes? 17|size 17"):
+    with pytest.raises(RefplanError, match="observations of size 17"):
         load(episodes, task="HalfCheetah-v5")
 
 
@@ -281,6 +283,8 @@ def test_loading_needs_less_than_2_5_times_the_arrays(tmp_path, with_next):
     if with_next:
         arrays["next_observations"] = obs[1:]
     write_d4rl(tmp_path / "big.hdf5", arrays)
-    out = subprocess.run([sys.executable, "-c", PEAK, tmp_path / "big.hdf5"], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", PEAK, tmp_path / "big.hdf5"], capture_output=True, text=True, check=True
+    )
     peak, _ = map(int, out.stdout.split())
     assert peak < 2.5 * sum(a.nbytes for a in arrays.values())

@@ -4,7 +4,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from refplan.data.dataset import Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Meta
 from refplan.data.simulate import make_simulator
 from refplan.data.starts import draw_starts
 from refplan.data.tasks import task

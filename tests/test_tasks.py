@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from refplan.data.dataset import Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Meta
 from refplan.data.tasks import TASKS, task, task_for
 from refplan.errors import MissingExtraError, RefplanError
 

@@ -6,10 +6,10 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Dataset, Meta
 from refplan.nn import MLP, make_mlp
 from refplan.train import AbstractLearner, AbstractReviewingLearner
-
 
 TRACES: list[int] = []
 
@@ -52,7 +52,9 @@ class Toy(AbstractLearner):
         TRACES.append(self.width)  # Python runs only while tracing
         net, optimiser = state
         target = batch.reward + 0.01 * jr.normal(key, batch.reward.shape)
-        loss, grads = jax.value_and_grad(lambda layers: _loss(MLP(layers, net.activation), batch.obs, target))(net.layers)
+        loss, grads = jax.value_and_grad(lambda layers: _loss(MLP(layers, net.activation), batch.obs, target))(
+            net.layers
+        )
         updates, optimiser = optax.adam(self.rate).update(grads, optimiser)
         return (MLP(optax.apply_updates(net.layers, updates), net.activation), optimiser), {"loss": loss}
 

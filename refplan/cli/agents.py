@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from refplan.agent import AbstractAgent, RandomAgent
+from refplan.agent import AbstractAgent, AbstractPolicy, RandomAgent, Sampled
 from refplan.errors import RefplanError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ def find_agent(name: str, task: "Task", sampled: bool = False) -> AbstractAgent:
     _check_sizes(agent, name, task)
     if not sampled:
         return agent
-    from refplan.agent import Sampled
-
+    if not isinstance(agent, AbstractPolicy):
+        raise RefplanError(f"agent '{name}' has one action per state; it cannot be sampled.")
     return Sampled(agent)
 
 

@@ -1,7 +1,7 @@
 """Online SAC as a source of data: several environments, one compiled call per round, killable at any moment.
 
-Every step is logged on the host; the replay buffer is that log on the device. A checkpoint holds the learner and the log.
-The simulator needs none: to resume, each lane starts its current episode again from its seed and repeats its logged
+Every step is logged on the host; the replay buffer is that log on the device. A checkpoint holds learner and log. The
+simulator needs none: to resume, each lane starts its current episode again from its seed and repeats its logged
 actions, which brings any deterministic environment back to where it was, bit for bit.
 """
 
@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Dataset, Meta
 from refplan.data.sampling import take_rows
 from refplan.data.simulate import make_simulator
 from refplan.data.tasks import Task
@@ -25,7 +26,7 @@ from refplan.errors import RefplanError
 from refplan.files import load_arrays, load_leaves, save_leaves, save_module
 from refplan.logs import CsvLog
 from refplan.nn import identity_normaliser
-from refplan.priors.actor_critic import sample_actions
+from refplan.priors.actor_critic import in_world_units, sample_actions
 from refplan.priors.policy import GaussianPolicy
 from refplan.priors.sac import SAC, SACState
 from refplan.progress import progress
@@ -73,7 +74,7 @@ class OnlineRun:
 
     def policy(self) -> GaussianPolicy:
         """The policy as it is now, in the world's units."""
-        return self.settings.sac.result(self.state).policy
+        return in_world_units(self.state.policy, self.state.low, self.state.high)
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.safetensors"
@@ -178,10 +179,9 @@ class OnlineRun:
             pieces += [(b, lane, a) for a, b in zip(first, last, strict=True)]
         order = [(np.arange(a, b + 1), lane) for b, lane, a in sorted(pieces)]
         take = lambda name: np.concatenate([log[name][rows, lane] for rows, lane in order])  # noqa: E731
-        state = {n: take(n) for n in ("qpos", "qvel") if n in log}
-        arrays = {"next_observations": take("next_observations"), **state, "meta": meta}
+        states = {n: take(n) for n in ("qpos", "qvel") if n in log}
         columns = [take(n) for n in ("observations", "actions", "rewards", "terminated", "truncated")]
-        return make_dataset(*columns, **arrays)
+        return make_dataset(*columns, next_observations=take("next_observations"), **states, meta=meta)
 
 
 def _empty_log(task: Task, settings: OnlineSettings) -> dict[str, np.ndarray]:
@@ -235,34 +235,35 @@ class _Lanes:
         run, now = self.run, self.run.round
         settings = run.settings
         learning = now * settings.lanes >= settings.warmup
-        obs = np.asarray(self.obs, np.float32)
-        units = np.asarray(_explore(run.state.policy, obs, run.key_act, jnp.asarray(now), jnp.asarray(not learning)))
+        obs = jnp.asarray(self.obs, jnp.float32)
+        units = _explore(run.state.policy, obs, run.key_act, jnp.asarray(now), jnp.asarray(not learning))
         low, high = run.task.low, run.task.high
-        actions = np.clip(0.5 * (low + high) + 0.5 * (high - low) * units, low, high).astype(np.float32)
+        actions = np.clip(0.5 * (low + high) + 0.5 * (high - low) * np.asarray(units), low, high).astype(np.float32)
         if (states := self.simulator.states()) is not None:
             run.log["qpos"][now], run.log["qvel"][now] = states
         after, rewards, terminated, truncated = self.simulator.step(actions)
-        row = Transition(obs, units, rewards.astype(np.float32), np.asarray(after, np.float32), terminated)
-        self._write(now, row, actions, truncated)
+        step = jnp.asarray(rewards, jnp.float32), jnp.asarray(after, jnp.float32), jnp.asarray(terminated)
+        rows = Transition(obs, units, *step)
+        self._write(now, rows, actions, truncated)
         count = jnp.asarray(settings.lanes if learning else 0)
         at = jnp.asarray(now * settings.lanes)
-        rows = jax.tree.map(jnp.asarray, row)
         (run.state, buffer), metrics = _learn((settings.sac, run.key_learn), (run.state, buffer), rows, at, count)
         return buffer, metrics if learning else None, self._next(after, rewards, terminated | truncated)
 
-    def _write(self, now: int, row: Transition, actions: np.ndarray, truncated: np.ndarray) -> None:
+    def _write(self, now: int, rows: Transition, actions: np.ndarray, truncated: np.ndarray) -> None:
         log = self.run.log
-        log["observations"][now], log["units"][now], log["actions"][now] = row.obs, row.action, actions
-        log["rewards"][now], log["next_observations"][now] = row.reward, row.next_obs
-        log["terminated"][now], log["truncated"][now] = row.terminated, truncated & ~np.asarray(row.terminated)
+        names = ("observations", "units", "rewards", "next_observations", "terminated")
+        for name, values in zip(names, rows, strict=True):
+            log[name][now] = np.asarray(values)
+        log["actions"][now], log["truncated"][now] = actions, truncated & ~log["terminated"][now]
 
     def _next(self, after: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> list[float]:
         self.returns += rewards
         finished = [float(x) for x in self.returns[ended]]
         self.returns[ended] = 0.0
         self.ordinal += ended
-        rows = np.flatnonzero(ended)
-        self.obs = self.simulator.restart(rows, [self._seed(lane) for lane in rows]) if len(rows) else after
+        rows = np.flatnonzero(ended).tolist()
+        self.obs = self.simulator.restart(rows, [self._seed(lane) for lane in rows]) if rows else after
         return finished
 
     def close(self) -> None:
@@ -272,11 +273,11 @@ class _Lanes:
 
 @eqx.filter_jit
 def _explore(
-    policy: GaussianPolicy, obs: Float[np.ndarray, "lanes obs"], key: Key, now: Int[Array, ""], uniform: Any
+    policy: GaussianPolicy, obs: Float[Array, "lanes obs"], key: Key, now: Int[Array, ""], uniform: Bool[Array, ""]
 ) -> Float[Array, "lanes act"]:
     """Sampled actions in [-1, 1], uniform ones during the warm-up."""
     key_policy, key_uniform = jr.split(jr.fold_in(key, now))
-    action, _ = sample_actions(policy, jnp.asarray(obs), key_policy)
+    action, _ = sample_actions(policy, obs, key_policy)
     return jnp.where(uniform, jr.uniform(key_uniform, action.shape, minval=-1.0, maxval=1.0), action)
 
 

@@ -20,13 +20,15 @@ import jax.random as jr
 from refplan.agent import AbstractPolicy, Sampled
 from refplan.collect.online import OnlineRun, OnlineSettings
 from refplan.collect.rollout import roll_out, task_meta
-from refplan.data.dataset import Dataset, concatenate
+from refplan.data.assemble import concatenate
+from refplan.data.dataset import Dataset
 from refplan.data.tasks import Task
 from refplan.errors import unknown_name
 from refplan.evaluate import evaluate
 from refplan.files import load_module, write_text
 from refplan.logs import read_csv
 from refplan.nn import identity_normaliser
+from refplan.priors.actor_critic import in_world_units
 from refplan.priors.policy import GaussianPolicy
 from refplan.priors.sac import SAC
 from refplan.progress import progress
@@ -46,7 +48,7 @@ def random_policy(task: Task, key: Key) -> GaussianPolicy:
     """A randomly initialised policy: D4RL's `random`."""
     sac = SAC()
     state = sac.create(identity_normaliser(task.obs_dim), jnp.asarray(task.low), jnp.asarray(task.high), key)
-    return sac.result(state).policy
+    return in_world_units(state.policy, state.low, state.high)
 
 
 def collect_random(task: Task, rows: int, *, key: Key, name: str, show: bool | None = None) -> Dataset:
@@ -121,8 +123,8 @@ class _Kitchen:
     def describe(self, what: str) -> str:
         settings = self.run.settings
         return (
-            f"{what}; online SAC (2x256 relu, batch {settings.sac.batch_size}, {settings.lanes} environments, one update "
-            f"per step, first {settings.warmup} steps uniform) in {self.run.task.env_id} for {settings.steps} steps"
+            f"{what}; online SAC (2x256 relu, batch {settings.sac.batch_size}, {settings.lanes} environments, one "
+            f"update per step, first {settings.warmup} steps uniform) in {self.run.task.env_id}, {settings.steps} steps"
         )
 
     def rollouts(self, step: int, rows: int, label: str, number: int) -> Dataset:

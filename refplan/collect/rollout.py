@@ -1,9 +1,11 @@
 """Whole episodes of an agent as a dataset."""
 
 import jax.random as jr
+import numpy as np
 
 from refplan.agent import AbstractAgent
-from refplan.data.dataset import Dataset, Meta, concatenate
+from refplan.data.assemble import concatenate
+from refplan.data.dataset import Dataset, Meta
 from refplan.data.tasks import Task
 from refplan.errors import RefplanError
 from refplan.evaluate import evaluate
@@ -41,7 +43,7 @@ def roll_out(
             advance(min(rows, transitions), f"return {result.returns.mean():.0f}")
     whole = concatenate(waves, meta)
     enough = int((whole.ends < transitions).sum()) + 1
-    return whole.take_episodes(range(enough))
+    return whole.take_episodes(np.arange(enough))
 
 
 def task_meta(task: Task, name: str, recipe: str) -> Meta:

@@ -63,7 +63,9 @@ def download(url: str, target: Path, progress: Progress) -> None:
                 _fetch(url, part, progress)
                 break
             except (OSError, http.client.HTTPException) as error:
-                never_began = isinstance(error, urllib.error.URLError)  # refused, unknown host, 404: no use in insisting
+                never_began = isinstance(
+                    error, urllib.error.URLError
+                )  # refused, unknown host, 404: no use in insisting
                 if never_began or attempt == ATTEMPTS - 1:
                     raise error if isinstance(error, OSError) else OSError(str(error)) from None
         _check_hdf5(part, url)

@@ -210,5 +210,7 @@ def _download(name: str) -> None:
         minari.download_dataset(name)
     except ValueError as error:  # the remote answered: no such id or version
         raise RefplanError(f"Minari dataset '{name}': {error} An id looks like '{_EXAMPLE}'.{here}") from None
+    except ImportError:
+        raise MissingExtraError("huggingface_hub", "minari", f"downloading the Minari dataset '{name}'") from None
     except Exception as error:  # the hub client's network errors share no base class
         raise RefplanError(f"Minari dataset '{name}' cannot be downloaded ({type(error).__name__}). {advice}") from None

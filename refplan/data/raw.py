@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from refplan.data.dataset import Dataset, Meta, assemble
+from refplan.data.assemble import assemble
+from refplan.data.dataset import Dataset, Meta
 
 REQUIRED = ("observations", "actions", "rewards", "terminated", "truncated")
 PER_ROW = (*REQUIRED, "next_observations", "qpos", "qvel")
@@ -60,8 +61,9 @@ def gaps(raw: Raw, tolerance: float = 1e-4) -> np.ndarray:
     found = []
     for block in blocks(len(obs) - 1):
         after = obs[block.start + 1 : block.stop + 1]
-        same = np.abs(successors[block] - after) <= tolerance * (1.0 + np.abs(after))
-        found.append(block.start + np.flatnonzero(~same.all(axis=1) & ~last[block]))
+        with np.errstate(invalid="ignore"):  # what is not finite is found elsewhere, and no gap
+            apart = np.abs(successors[block] - after) > tolerance * (1.0 + np.abs(after))
+        found.append(block.start + np.flatnonzero(apart.any(axis=1) & ~last[block]))
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 

@@ -117,7 +117,7 @@ def _replay(data: Dataset, world: Any, rows: np.ndarray, states: list[tuple[np.n
     errors = np.zeros(len(rows))
     for k, row in enumerate(rows):
         if k < len(states):  # a fresh start, without the solver's memory of another state
-            mujoco.mj_resetData(world.model, world.data)  # ty: ignore[missing-attribute]
+            mujoco.mj_resetData(world.model, world.data)
             world.set_state(*states[k])
         obs = world.step(data.actions[row])[0]
         errors[k] = np.abs(obs - data.next_observations[row]).max()

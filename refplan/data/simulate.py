@@ -40,10 +40,17 @@ class AbstractSimulator(ABC):
         """Start every episode exactly as `env.reset(seed=...)` does."""
         if len(seeds) != self.episodes:
             raise RefplanError(f"{len(seeds)} seeds for {self.episodes} episodes of '{self.task.name}'; give one each.")
+        self._obs = np.zeros((self.episodes, self.task.obs_dim))
+        return self.restart(range(self.episodes), seeds)
+
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Float[np.ndarray, "episodes obs"]:
+        """Start some episodes anew, as `env.reset(seed=...)` does; the others stay where they are."""
+        obs = self._need_reset()
         self._close_cameras()
-        self._obs = self._reset(seeds)
-        self._terminated[:], self._truncated[:] = False, False
-        return self._obs.copy()
+        index = np.asarray(rows, np.int64)
+        obs[index] = self._restart(index, seeds)
+        self._terminated[index], self._truncated[index] = False, False
+        return obs.copy()
 
     def set_states(
         self, qpos: Float[np.ndarray, "episodes q"], qvel: Float[np.ndarray, "episodes v"]
@@ -82,7 +89,8 @@ class AbstractSimulator(ABC):
         self._close_cameras()
 
     @abstractmethod
-    def _reset(self, seeds: Sequence[int]) -> np.ndarray: ...
+    def _restart(self, rows: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
+        """Start `rows` anew; returns their observations."""
 
     @abstractmethod
     def _set_states(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray: ...
@@ -119,12 +127,12 @@ class BatchSimulator(AbstractSimulator):
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._elapsed = np.zeros(episodes, np.int64)
         self._gains = np.ones((episodes, task.action_dim))
+        self._models: list[Any] = [self._env.model] * episodes
 
-    def _reset(self, seeds: Sequence[int]) -> np.ndarray:
+    def _restart(self, rows: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
         import mujoco
 
-        models = []
-        for row, seed in enumerate(seeds):
+        for row, seed in zip(rows, seeds, strict=True):
             self._gym.reset(seed=int(seed))
             mujoco.mj_getState(
                 self._env.model, self._env.data, self._batch.state[row], mujoco.mjtState.mjSTATE_INTEGRATION
@@ -132,11 +140,11 @@ class BatchSimulator(AbstractSimulator):
             if self._known.world == "joint":
                 self._gains[row] = self._env.gains
             if self._known.world == "field":  # every episode has its own ground
-                models.append(copy.copy(self._env.model))
-        if models:
-            self._batch.set_models(models)
-        self._elapsed[:] = 0
-        return self._robot.observe(self._qpos, self._qvel)
+                self._models[row] = copy.copy(self._env.model)
+        if self._known.world == "field":
+            self._batch.set_models(self._models)
+        self._elapsed[rows] = 0
+        return self._robot.observe(self._qpos[rows], self._qvel[rows])
 
     def _set_states(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
         self._qpos[:], self._qvel[:] = qpos, qvel
@@ -192,8 +200,8 @@ class LoopSimulator(AbstractSimulator):
         first.close()
         self._envs = [task.make(**settings) for _ in range(episodes)]
 
-    def _reset(self, seeds: Sequence[int]) -> np.ndarray:
-        return np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(self._envs, seeds, strict=True)])
+    def _restart(self, rows: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
+        return np.stack([self._envs[row].reset(seed=int(seed))[0] for row, seed in zip(rows, seeds, strict=True)])
 
     def _set_states(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
         if not self._is_mujoco:

@@ -84,8 +84,8 @@ def task_for(dataset: "Dataset") -> Task:
     """The task a dataset was recorded in, from its metadata.
 
     References in the metadata win over the published ones. Without an env id the task has no environment, a horizon as
-    long as the longest episode, and action bounds of -1 and 1 if all logged actions lie inside, else their smallest and
-    largest value.
+    long as the longest episode, and the action bounds the metadata states, else -1 and 1 if all logged actions lie
+    inside, else their smallest and largest value.
     """
     meta = dataset.meta
     found = _data_only(dataset) if meta.env_id is None else task(_name_with_flavour(meta.env_id, meta.flavour))
@@ -137,8 +137,10 @@ TASKS: dict[str, Callable[..., Task]] = {name: partial(_known_task, name, env) f
 
 
 def _data_only(dataset: "Dataset") -> Task:
-    actions = dataset.actions
-    if np.abs(actions).max() <= 1.0:
+    actions, meta = dataset.actions, dataset.meta
+    if meta.action_low is not None and meta.action_high is not None:
+        low, high = np.asarray(meta.action_low, np.float32), np.asarray(meta.action_high, np.float32)
+    elif np.abs(actions).max() <= 1.0:
         low, high = -np.ones(dataset.action_dim, np.float32), np.ones(dataset.action_dim, np.float32)
     else:
         low, high = actions.min(axis=0), actions.max(axis=0)

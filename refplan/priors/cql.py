@@ -1,6 +1,6 @@
 """CQL (Kumar et al., 2020): SAC whose critics are pushed down where the policy goes and up at the data."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -74,7 +74,8 @@ class CQL(AbstractLearner):
         grad = -multiplier * excess
         change, optimiser = optax.adam(self.sac.critic_rate).update(grad, state.multiplier_optimiser)
         metrics["multiplier"] = multiplier
-        return CQLState(sac, state.log_multiplier + change, optimiser), metrics
+        log_multiplier: Any = optax.apply_updates(state.log_multiplier, change)
+        return CQLState(sac, log_multiplier, optimiser), metrics
 
     def conservative_gaps(self, nets: MLP, sac: SACState, batch: Transition, key: Key) -> Float[Array, " critic"]:
         """LSE over policy and uniform actions minus Q at the data, per critic."""

@@ -1,7 +1,7 @@
 """SAC (Haarnoja et al., 2018): the skeleton under CQL, EDAC, MOPO and COMBO, and the online learner that makes data."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -155,15 +155,16 @@ class SAC(AbstractLearner):
         policy = eqx.tree_at(lambda p: p.net, state.policy, eqx.apply_updates(state.policy.net, updates))
         log_alpha, alpha_optimiser = self._temperature_step(state, log_prob)
         metrics = {"actor_loss": loss, "entropy": -jnp.mean(log_prob), "alpha": alpha}
-        changes = {"policy": policy, "log_alpha": log_alpha, "actor_optimiser": actor_optimiser}
-        return state._replace(**changes, alpha_optimiser=alpha_optimiser), metrics
+        state = state._replace(policy=policy, actor_optimiser=actor_optimiser)
+        return state._replace(log_alpha=log_alpha, alpha_optimiser=alpha_optimiser), metrics
 
     def _temperature_step(self, state: SACState, log_prob: Float[Array, " batch"]) -> tuple[Scalar, optax.OptState]:
         log_prob = jax.lax.stop_gradient(log_prob)
         entropy = -float(state.low.shape[0])  # the usual target: minus the number of action dimensions
         grad = jax.grad(temperature_loss)(state.log_alpha, log_prob, entropy)
         update, optimiser = optax.adam(self.alpha_rate).update(grad, state.alpha_optimiser)
-        return state.log_alpha + update, optimiser
+        log_alpha: Any = optax.apply_updates(state.log_alpha, update)
+        return log_alpha, optimiser
 
     def result(self, state: SACState) -> ActorCritic:
         """The policy and its critics, in the world's units."""

@@ -1,12 +1,14 @@
-"""`refplan data list | info X | check X`: what data there is, what is in it, what is wrong with it."""
+"""`refplan data list | info X | check X | collect ENV`: what data there is, what is in it, what is wrong with it."""
 
 import argparse
 from typing import Any
 
+from refplan.cli import collect
 
-def add_parser(subparsers: Any) -> Any:
-    """Add `data` to the command line; returns its own subparsers, for further data commands."""
-    parser = subparsers.add_parser("data", help="list, describe and check datasets")
+
+def add(commands_above: Any) -> None:
+    """Declare the commands."""
+    parser = commands_above.add_parser("data", help="list, describe, check and make datasets")
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="what can be loaded by name, and what of it is on this machine")
     info = commands.add_parser("info", help="what a dataset holds and where it came from")
@@ -21,7 +23,7 @@ def add_parser(subparsers: Any) -> Any:
     for command, run in ((listing, run_list), (info, run_info), (check, run_check)):
         command.add_argument("--json", action="store_true", help="print JSON for machines")
         command.set_defaults(run=run, parser=command)
-    return commands
+    collect.add(commands)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -134,7 +136,9 @@ def _print(what: Any) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(what, width=None if console.is_terminal else 200)  # a pipe has no width of its own
+    if not console.is_terminal:  # a pipe has no width of its own
+        console = Console(highlight=False, width=200)
+    console.print(what)
 
 
 def _print_json(value: Any) -> None:
