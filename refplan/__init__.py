@@ -10,22 +10,44 @@ from refplan._version import __version__
 from refplan.errors import RefplanError
 
 _HOME = {
-    "AbstractAgent": "refplan.agent",
-    "AbstractPrior": "refplan.agent",
-    "RandomAgent": "refplan.agent",
-    "Sampled": "refplan.agent",
-    "Dataset": "refplan.data.dataset",
-    "Meta": "refplan.data.dataset",
-    "make_dataset": "refplan.data.assemble",
+    "refplan.agent": ("AbstractAgent", "AbstractPolicy", "AbstractPrior", "RandomAgent", "Sampled"),
+    "refplan.collect.rollout": ("roll_out",),
+    "refplan.data.assemble": ("concatenate", "make_dataset"),
+    "refplan.data.check": ("check_dataset",),
+    "refplan.data.dataset": ("Dataset", "Meta"),
+    "refplan.data.hdf5": ("save_hdf5",),
+    "refplan.data.replay": ("replay_drift",),
+    "refplan.data.sources": ("list_datasets", "load"),
+    "refplan.data.starts": ("draw_starts",),
+    "refplan.data.tasks": ("Task", "task"),
+    "refplan.evaluation": ("evaluate",),
+    "refplan.files": ("register",),
+    "refplan.priors.bc": ("BC",),
+    "refplan.priors.cql": ("CQL",),
+    "refplan.priors.edac": ("EDAC",),
+    "refplan.priors.external": (
+        "from_callable",
+        "from_corl",
+        "from_d3rlpy",
+        "from_onnx",
+        "from_sb3",
+        "load_policy",
+    ),
+    "refplan.priors.iql": ("IQL",),
+    "refplan.priors.policy": ("GaussianPolicy", "from_bundled"),
+    "refplan.priors.sac": ("SAC",),
+    "refplan.store": ("load_run", "save"),
+    "refplan.train": ("AbstractLearner", "fit"),
 }
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["RefplanError", "__version__", *_HOME]
+__all__ = ["RefplanError", "__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _WHERE:
         raise AttributeError(f"module 'refplan' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from refplan.data.dataset import Meta
 from refplan.data.starts import Starts
 from refplan.data.tasks import task
 from refplan.errors import RefplanError
-from refplan.evaluate import evaluate
+from refplan.evaluation import evaluate
 
 TRACES = []
 

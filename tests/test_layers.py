@@ -19,7 +19,7 @@ LAYERS = [
     ["priors"],
     ["planners"],
     ["stats"],
-    ["evaluate"],
+    ["evaluation"],
     ["store"],
     ["collect"],
     ["experiments"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-GYM_ALLOWED = {"data", "evaluate"}
+GYM_ALLOWED = {"data", "evaluation"}
 
 
 def modules():

@@ -1,11 +1,10 @@
 """`refplan data collect`: make a dataset in an environment of your own."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed
+from refplan.cli.common import add_json, add_seed, print_json, print_table
 
 KINDS = ("random", "medium", "medium-replay", "medium-expert", "full-replay", "expert")
 
@@ -66,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
         "score_mean": None if scores is None else float(scores.mean()),
         "recipe": data.meta.recipe,
     }
-    print(json.dumps(summary) if args.json else "\n".join(f"{k:12} {v}" for k, v in summary.items()))
+    if args.json:
+        print_json(summary)
+    else:
+        print_table(["what", "value"], [[k, str(v)] for k, v in summary.items()])
     return 0
 
 

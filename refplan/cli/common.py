@@ -1,7 +1,9 @@
 """What several commands share: common options and the way tables are printed."""
 
 import argparse
+import json
 from collections.abc import Sequence
+from typing import Any
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -14,17 +16,28 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="everything random follows from it (default 0)")
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table on standard output; first column to the left, the others to the right."""
-    from rich import box
+def show(what: Any) -> None:
+    """Print something of rich's; a pipe has no width of its own, and a table cut at 80 columns would lose numbers."""
     from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    console.print(what)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, NaN refused: it is not JSON."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; first column to the left, the others to the right."""
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    # A pipe has no width; a table cut at 80 columns would lose numbers.
-    console.print(table, width=None if console.is_terminal else 200)
+    show(table)

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from refplan.cli import collect
+from refplan.cli.common import add_json, print_json, show
 
 
 def add(commands_above: Any) -> None:
@@ -21,7 +22,7 @@ def add(commands_above: Any) -> None:
         command.add_argument("dataset", help="bundled or D4RL name, Minari id, .hdf5 or .npz path, Minari folder")
         command.add_argument("--task", help="task or Gymnasium id of data that does not state its own")
     for command, run in ((listing, run_list), (info, run_info), (check, run_check)):
-        command.add_argument("--json", action="store_true", help="print JSON for machines")
+        add_json(command)
         command.set_defaults(run=run, parser=command)
     collect.add(commands)
 
@@ -34,12 +35,12 @@ def run_list(args: argparse.Namespace) -> int:
 
     listed = list_datasets()
     if args.json:
-        _print_json([dataclasses.asdict(one) for one in listed])
+        print_json([dataclasses.asdict(one) for one in listed])
         return 0
     table = _table("name", "kind", "on this machine", "about")
     for one in listed:
         table.add_row(one.name, one.kind, "yes" if one.here else "download", one.about)
-    _print(table)
+    show(table)
     return 0
 
 
@@ -54,13 +55,13 @@ def run_info(args: argparse.Namespace) -> int:
     report = check_dataset(raw)
     said = {**plain(dataclasses.asdict(raw.meta)), "errors": len(report.errors), **report.to_dict()["summary"]}
     if args.json:
-        _print_json(said)
+        print_json(said)
         return 0
     table = _table("what", "value")
     for key, value in said.items():
         if value not in (None, "", {}):
             table.add_row(key, _cell(value))
-    _print(table)
+    show(table)
     if report.errors:
         print(f"{len(report.errors)} errors; see: refplan data check {args.dataset}")
     return 0
@@ -81,7 +82,7 @@ def run_check(args: argparse.Namespace) -> int:
         drift = replay_drift(raw.build(), key=jr.key(args.seed), steps=args.steps, segments=args.segments)
         report = with_replay(report, drift)
     if args.json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
     else:
         _show_report(report)
         if args.replay and report.replay is None:
@@ -92,20 +93,20 @@ def run_check(args: argparse.Namespace) -> int:
 def _show_report(report: Any) -> None:
     from rich.text import Text
 
-    _print(Text(f"{report.name}: " + ("nothing wrong" if report.ok else f"{len(report.errors)} errors")))
+    show(Text(f"{report.name}: " + ("nothing wrong" if report.ok else f"{len(report.errors)} errors")))
     table = _table("", "code", "finding")
     for kind, findings in (("error", report.errors), ("note", report.notes)):
         for one in findings:
             table.add_row(kind, one.code, Text(one.message))
     if table.row_count:
-        _print(table)
+        show(table)
     said = report.to_dict()
     for title, part in (("what", said["summary"]), ("replay", said["replay"])):
         if part:
             table = _table(title, "value")
             for key, value in part.items():
                 table.add_row(key, _cell(value))
-            _print(table)
+            show(table)
 
 
 def _cell(value: Any) -> Any:
@@ -130,18 +131,3 @@ def _table(*columns: str) -> Any:
     for number, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
-
-
-def _print(what: Any) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe has no width of its own
-        console = Console(highlight=False, width=200)
-    console.print(what)
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    print(json.dumps(value, indent=2, allow_nan=False))

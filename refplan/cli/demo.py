@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from refplan.cli.agents import find_agent
     from refplan.cli.evaluate import print_results
     from refplan.data.sources import load
-    from refplan.evaluate import evaluate
+    from refplan.evaluation import evaluate
 
     data = load("halfcheetah-medium-replay-mini")
     returns, scores = data.returns, data.task.score(data.returns)

@@ -1,10 +1,9 @@
 """`refplan evaluate`: an agent in one or several worlds."""
 
 import argparse
-import json
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_table
+from refplan.cli.common import add_json, add_seed, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     import jax.random as jr
 
     from refplan.cli.agents import find_agent
-    from refplan.evaluate import evaluate
+    from refplan.evaluation import evaluate
     from refplan.store import append_results, result_row
 
     results, rows = [], []
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         append_results(args.out, rows)
     if args.json:
-        print(json.dumps([result.to_dict() for result in results]))
+        print_json([result.to_dict() for result in results])
         return 0
     print_results(results)
     return 0
@@ -71,7 +70,7 @@ def print_results(results: list[Any]) -> None:
             [
                 result.task,
                 result.agent,
-                f"{mean:.1f} [{low:.1f}, {high:.1f}]",
+                f"{mean:.0f} [{low:.0f}, {high:.0f}]",
                 "-" if score is None else f"{score.value:.1f} [{score.low:.1f}, {score.high:.1f}]",
                 f"{result.lengths.mean():.0f}",
                 str(len(result.returns)),

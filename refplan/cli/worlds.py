@@ -1,10 +1,9 @@
 """`refplan worlds`: the tasks there are, and a picture of the changed ones."""
 
 import argparse
-import json
 from typing import Any
 
-from refplan.cli.common import add_json, print_table
+from refplan.cli.common import add_json, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -25,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     tasks = [task(name) for name in TASKS]
     if args.json:
-        print(json.dumps([_plain(t) for t in tasks]))
+        print_json([_plain(t) for t in tasks])
     else:
         rows = [[str(value) for value in _plain(t).values()] for t in tasks]
         print_table(list(_plain(tasks[0])), rows)

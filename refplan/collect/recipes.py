@@ -24,7 +24,7 @@ from refplan.data.assemble import concatenate
 from refplan.data.dataset import Dataset
 from refplan.data.tasks import Task
 from refplan.errors import unknown_name
-from refplan.evaluate import evaluate
+from refplan.evaluation import evaluate
 from refplan.files import load_module, write_text
 from refplan.logs import read_csv
 from refplan.nn import identity_normaliser

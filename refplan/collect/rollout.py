@@ -8,7 +8,7 @@ from refplan.data.assemble import concatenate
 from refplan.data.dataset import Dataset, Meta
 from refplan.data.tasks import Task
 from refplan.errors import RefplanError
-from refplan.evaluate import evaluate
+from refplan.evaluation import evaluate
 from refplan.progress import progress
 from refplan.provenance import versions
 from refplan.types import Key
