@@ -83,6 +83,11 @@ def save_arrays(path: str | Path, arrays: dict[str, Any], header: dict[str, Any]
 
 def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read back what `save_arrays` wrote; anything else is a clear error."""
+    return _open_arrays(path, None)
+
+
+def _open_arrays(path: str | Path, names: tuple[str, ...] | None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Some arrays of a file (None: all of them) and its header."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -91,7 +96,7 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
     try:
         with safe_open(str(path), "numpy") as file:
             meta = (file.metadata() or {}).get("refplan")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
+            arrays = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
     except (SafetensorError, OSError, ValueError) as error:
         raise RefplanError(
             f"{path}: not a readable safetensors file ({error}). It may be damaged or cut short; "
@@ -100,6 +105,11 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
     if meta is None:
         raise RefplanError(f"{path}: a safetensors file, but not written by refplan (no 'refplan' header).")
     return arrays, _check_header(path, meta)
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """The JSON header of a refplan file, without its arrays."""
+    return _open_arrays(path, ())[1]
 
 
 def _check_header(path: Path, meta: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Int
 
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
-from refplan.files import load_leaves, save_leaves
+from refplan.files import load_leaves, read_header, save_leaves
 from refplan.logs import AbstractLog, CsvLog, Row
 from refplan.progress import progress
 from refplan.settings import differences, settings_of
@@ -132,6 +132,7 @@ class _Run:
         key_init, self.key = jr.split(key)
         self.state = own_buffers(eqx.filter_jit(learner.init)(data, key_init))
         self.step, self.saved_step, self.saved_at = 0, 0, time.monotonic()
+        self.begun, self.seconds_before = time.monotonic(), 0.0
         self.checkpoint = None if folder is None else folder / "checkpoint.safetensors"
         self.logs = [*logs, *([] if folder is None else [CsvLog(folder / "metrics.csv")])]
         self.identity = {
@@ -153,6 +154,7 @@ class _Run:
                     "Use those settings to resume it, or another folder for the new run."
                 )
             self.step = self.saved_step = int(header["step"])
+            self.seconds_before = float(header["wall_s"])
         for log in self.logs:
             if isinstance(log, AbstractLog):
                 log.rewind(self.step)
@@ -190,7 +192,8 @@ class _Run:
         due = force or time.monotonic() - self.saved_at >= self.save_seconds
         if self.checkpoint is None or not due or self.saved_step == self.step:
             return
-        save_leaves(self.checkpoint, self.state, {"step": self.step, "identity": self.identity})
+        wall = self.seconds_before + time.monotonic() - self.begun
+        save_leaves(self.checkpoint, self.state, {"step": self.step, "wall_s": wall, "identity": self.identity})
         self.saved_step, self.saved_at = self.step, time.monotonic()
 
     def close(self) -> None:
@@ -198,6 +201,11 @@ class _Run:
         for log in self.logs:
             if isinstance(log, AbstractLog):
                 log.close()
+
+
+def training_seconds(folder: str | Path) -> float:
+    """How long the training in a folder took, all its sittings together."""
+    return float(read_header(Path(folder) / "checkpoint.safetensors")["wall_s"])
 
 
 class Interrupts:

@@ -31,7 +31,7 @@ GYM_ALLOWED = {"data", "evaluation"}
 
 
 def modules():
-    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+    return sorted(path for path in ROOT.rglob("*.py") if path not in (ROOT / "__init__.py", ROOT / "__main__.py"))
 
 
 def top(path: Path) -> str:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refplan.data.dataset import Dataset, Meta, make_dataset
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Dataset, Meta
 
 ROWS = 240
 LOW, HIGH = np.array([-2.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from refplan.data.dataset import Dataset
+from refplan.errors import RefplanError
 from refplan.nn import MLP
 from refplan.priors.actor_critic import ActorCritic, Critics
 from refplan.priors.losses import gradient_diversity
@@ -23,6 +24,10 @@ class EDAC(AbstractLearner):
 
     eta: Scalar = eqx.field(converter=jnp.asarray, default=1.0)
     sac: SAC = eqx.field(default_factory=lambda: SAC(hidden=(256, 256, 256), critics=10))
+
+    def __check_init__(self):
+        if self.sac.critics < 2:
+            raise RefplanError(f"EDAC compares critics with each other and needs at least 2, got {self.sac.critics}.")
 
     def prepare(self, data: Dataset) -> Transition:
         """SAC's."""

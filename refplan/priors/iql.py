@@ -42,7 +42,9 @@ class IQL(AbstractLearner):
     """V by expectile regression on Q, Q by TD on V, the policy by advantage-weighted likelihood.
 
     Departures from the paper: the policy's standard deviation depends on the state (IQL: one per action), no dropout,
-    no learning-rate schedule, one Adam for all three networks (they share a rate and no gradients).
+    no learning-rate schedule, one Adam for all three networks (they share a rate and no gradients), all three moved
+    from the same values (IQL: Q and the policy see V after its step), observations normalised, rewards not rescaled
+    (IQL's code: locomotion returns made to span 1000, which `beta` depends on).
     """
 
     hidden: tuple[int, ...] = eqx.field(static=True, default=(256, 256))

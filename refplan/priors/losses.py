@@ -54,7 +54,10 @@ def gradient_diversity(grads: Float[Array, "critic batch act"], edge: float = 1e
 
     With unit vectors g_i the double sum is |sum_i g_i|^2 - sum_i |g_i|^2: no N x N table is made.
     """
-    unit = grads / (jnp.linalg.norm(grads, axis=2, keepdims=True) + edge)
+    square = jnp.sum(grads**2, axis=2, keepdims=True)
+    # A critic whose units are all off has no gradient, and a norm no derivative there: NaN, unless it is kept out.
+    norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
+    unit = grads / (norm + edge)
     pairs = jnp.sum(jnp.sum(unit, axis=0) ** 2, axis=1) - jnp.sum(unit**2, axis=(0, 2))
     return jnp.mean(pairs) / (grads.shape[0] - 1)
 

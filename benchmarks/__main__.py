@@ -1,0 +1,40 @@
+"""`make bench`, or `python -m benchmarks [names] [--json FILE]`: timings on this machine. Read ratios, not seconds."""
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+
+from refplan.cli.common import print_table
+from refplan.files import write_text
+from refplan.provenance import provenance
+
+ALL = ("simulation", "priors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", default=[], help=f"which: {', '.join(ALL)} (default all)")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers and their provenance here")
+    args = parser.parse_args()
+    rows = []
+    for name in args.names or ALL:
+        found = importlib.import_module(f"benchmarks.{name}").run()
+        print_table(list(found[0]), [[_short(v) for v in row.values()] for row in found])
+        rows += found
+    if args.json:
+        write_text(Path(args.json), json.dumps({"rows": rows, **provenance()}, indent=2) + "\n")
+
+
+def _short(value: object) -> str:
+    return (
+        f"{value:,.3g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`refplan fit prior`: train a policy from data; the same command again resumes or returns at once."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from refplan.cli.common import add_json, add_seed, print_json, print_table
+
+
+def add(commands: Any) -> None:
+    """Declare the commands."""
+    parser = commands.add_parser("fit", help="train a prior policy from data")
+    parts = parser.add_subparsers(title="what to train", metavar="PART", required=True)
+    prior = parts.add_parser(
+        "prior",
+        help="a policy: bc, iql, cql or edac",
+        description="Train a prior policy from data into a run folder. After a kill the same command resumes.",
+    )
+    prior.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
+    prior.add_argument("--method", default="iql", help="bc, iql, cql or edac (default iql)")
+    prior.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
+    add_training_options(prior)
+    prior.set_defaults(run=run_prior, parser=prior)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """What every training command takes."""
+    parser.add_argument("--steps", type=int, help="updates (default: the preset's)")
+    parser.add_argument("--every", type=int, default=1000, help="updates per row of metrics.csv (default 1000)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting, e.g. --set weight=5"
+    )
+    parser.add_argument("--task", help="task or Gymnasium id of data that does not state its own")
+    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard events into the run folder")
+    parser.add_argument("--wandb", metavar="PROJECT", help="also log to this Weights & Biases project")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the run folder")
+    add_seed(parser)
+    add_json(parser)
+
+
+def run_prior(args: argparse.Namespace) -> int:
+    """Train, save, report."""
+    import jax.random as jr
+
+    from refplan.data.sources import load
+    from refplan.priors.presets import load_preset, with_settings
+    from refplan.settings import settings_of
+    from refplan.store import save
+    from refplan.train import fit, training_seconds
+
+    data = load(args.data, task=args.task)
+    preset = load_preset(args.method, args.preset, data.meta.name)
+    learner = with_settings(preset.learner, parse_settings(args.set))
+    steps = args.steps or preset.steps
+    folder = Path(args.out)
+    logs = extra_logs(args, folder, settings_of(learner))
+    key = jr.key(args.seed)
+    prior = fit(learner, data, steps=steps, key=key, every=args.every, folder=folder, logs=logs, show=True)
+    wall = training_seconds(folder)
+    about = {"method": args.method, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes)}
+    save(
+        folder,
+        seeds=[args.seed],
+        wall_s=wall,
+        prior=prior,
+        learner={**about, **settings_of(learner)},
+        data=describe_data(data, args.data),
+    )
+    summary = {"folder": str(folder), **about, "seconds": round(wall, 1), "evaluate": f"refplan evaluate {folder}"}
+    if args.json:
+        print_json(summary)
+    else:
+        print_table(["what", "value"], [[k, str(v)] for k, v in summary.items()])
+    return 0
+
+
+def describe_data(data: Any, source: str) -> dict[str, Any]:
+    """What a run folder says about its data."""
+    return {
+        "name": data.meta.name,
+        "source": source,
+        "task": data.task.name,
+        "transitions": len(data),
+        "fingerprint": data.fingerprint,
+    }
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """`["a=1", "b=2"]` as a dict, each pair checked."""
+    from refplan.errors import RefplanError
+
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise RefplanError(f"--set {pair}: write it as NAME=VALUE, e.g. --set weight=5.")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def extra_logs(args: argparse.Namespace, folder: Path, settings: dict[str, Any]) -> list[Any]:
+    """TensorBoard and Weights & Biases, when asked for."""
+    from refplan.logs import TensorBoardLog, WandbLog
+
+    logs: list[Any] = []
+    if args.tensorboard:
+        logs.append(TensorBoardLog(folder / "tensorboard"))
+    if args.wandb:
+        logs.append(WandbLog(folder, args.wandb, settings))
+    return logs
