@@ -60,12 +60,28 @@ class AbstractReviewingLearner(AbstractLearner):
     """A learner that looks up between chunks of updates: to validate and stop early, or to refresh imagined data."""
 
     @abstractmethod
+    def schedule(self, data: Dataset) -> tuple[int, int]:
+        """(updates between reviews, most updates), for when the caller does not say."""
+
+    @abstractmethod
+    def hold_out(self, data: Dataset, key: Key) -> tuple[Dataset, Dataset | None]:
+        """(training, held-out) data, for when the caller gives no held-out data."""
+
+    @abstractmethod
     def review(self, state: State, source: Any, held: Any, key: Key) -> tuple[State, Metrics]:
         """Called after every chunk with the prepared training and held-out data (`None` without any)."""
 
     @abstractmethod
     def finished(self, state: State) -> Flag:
         """Whether training may stop now."""
+
+
+class AbstractStagedLearner(AbstractReviewingLearner):
+    """A learner whose result is the beginning of another training."""
+
+    @abstractmethod
+    def following(self, result: Any) -> AbstractLearner:
+        """The learner of the next stage; `fit` returns what the last one gives."""
 
 
 class Interrupted(RefplanError):
@@ -81,9 +97,9 @@ def fit(
     data: Dataset,
     held: Dataset | None = None,
     *,
-    steps: int,
     key: Key,
-    every: int = 1000,
+    steps: int | None = None,
+    every: int | None = None,
     folder: str | Path | None = None,
     logs: Sequence[AbstractLog | Log] = (),
     save_seconds: float = 30.0,
@@ -91,15 +107,37 @@ def fit(
 ) -> Any:
     """Train for `steps` updates and return the learner's result.
 
-    Metrics are averaged over chunks of `every` updates and given to each of `logs`. With a `folder`, they also go to
-    `metrics.csv`, and `checkpoint.safetensors` is renewed at least every `save_seconds`: run the same call again after
-    a kill and it continues. A review (early stopping) may end training before `steps`.
+    Metrics are averaged over chunks of `every` (1000) updates and given to each of `logs`. With a `folder` they also go
+    to `metrics.csv`, and `checkpoint.safetensors` is renewed at least every `save_seconds`: run the same call again
+    after a kill and it continues. A learner that reviews itself knows how long to train and what to hold out when the
+    caller does not say, and may stop earlier. The stages of a staged learner follow each other, each in a folder of its
+    own; `steps` and `every` then speak of the first.
     """
-    run = _Run(learner, data, steps, key, every, None if folder is None else Path(folder), logs, save_seconds)
-    source = learner.prepare(data)
+    key_fit, key_held, key_next = jr.split(key, 3)
+    if isinstance(learner, AbstractReviewingLearner):
+        usual_every, usual_steps = learner.schedule(data)
+        every, steps = every or usual_every, steps or usual_steps
+        if held is None:
+            data, held = learner.hold_out(data, key_held)
+    if steps is None:
+        raise RefplanError(f"how long should {type(learner).__name__} train? Give steps=... to fit.")
+    folder = None if folder is None else Path(folder)
+    run = _Run(learner, data, steps, key_fit, every or 1000, folder, logs, save_seconds)
+    result = _train(run, held, show)
+    if not isinstance(learner, AbstractStagedLearner):
+        return result
+    following = learner.following(result)
+    folder = None if folder is None else folder / type(following).__name__.lower()
+    return fit(following, data, held, key=key_next, folder=folder, logs=logs, save_seconds=save_seconds, show=show)
+
+
+def _train(run: "_Run", held: Dataset | None, show: bool | None) -> Any:
+    """Chunk after chunk until the end, an interrupt, or a review that has seen enough."""
+    learner, steps = run.learner, run.steps
+    source = learner.prepare(run.data)
     held_source = None if held is None else learner.prepare(held)
-    name = type(learner).__name__
-    with Interrupts() as interrupts, progress(f"fit {name}", steps, "updates", show) as advance:
+    label = f"fit {type(learner).__name__}"
+    with Interrupts() as interrupts, progress(label, steps, "updates", show) as advance:
         advance(run.step, "compiling")
         while run.step < steps and not run.finished():
             row = run.chunk(source, held_source)
@@ -128,7 +166,8 @@ class _Run:
     ):
         if steps < 1 or every < 1:
             raise RefplanError(f"steps and every must be at least 1, got steps={steps}, every={every}.")
-        self.learner, self.steps, self.every, self.save_seconds = learner, steps, every, save_seconds
+        self.learner, self.data, self.steps, self.every = learner, data, steps, every
+        self.save_seconds = save_seconds
         key_init, self.key = jr.split(key)
         self.state = own_buffers(eqx.filter_jit(learner.init)(data, key_init))
         self.step, self.saved_step, self.saved_at = 0, 0, time.monotonic()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from toy import TRACES, PatientToy, Toy, toy_data
+from toy import TRACES, PatientToy, Toy, Twice, toy_data
 
 from refplan.errors import RefplanError
 from refplan.logs import CsvLog, read_csv
@@ -85,6 +85,30 @@ def test_early_stopping_stops_and_its_state_survives_a_resume(tmp_path):
     fit(PatientToy(), train, held, steps=40, folder=tmp_path / "b", **options)
     assert same(straight, fit(PatientToy(), train, held, steps=100_000, folder=tmp_path / "b", **options))
     assert (tmp_path / "a" / "metrics.csv").read_bytes() == (tmp_path / "b" / "metrics.csv").read_bytes()
+
+
+def test_a_reviewing_learner_knows_its_schedule_and_holds_out_by_itself(tmp_path):
+    fit(PatientToy(), toy_data(), key=jr.key(0), folder=tmp_path)
+    steps = [int(row["step"]) for row in read_csv(tmp_path / "metrics.csv")]
+    assert steps[:2] == [20, 40]
+    with pytest.raises(RefplanError, match="how long should Toy train"):
+        fit(Toy(), toy_data(), key=jr.key(0))
+
+
+def test_stages_follow_each_other_and_resume_anywhere(tmp_path):
+    straight = fit(Twice(), toy_data(), key=jr.key(0), folder=tmp_path / "a")
+    first = fit(Twice().first, toy_data(), key=jr.key(0), steps=60)
+    assert not same(straight, first)
+    calls = []
+
+    def interrupt(step, row):
+        calls.append(step)
+        if len(calls) == 5:  # inside the second stage
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        fit(Twice(), toy_data(), key=jr.key(0), folder=tmp_path / "b", logs=[interrupt])
+    assert same(straight, fit(Twice(), toy_data(), key=jr.key(0), folder=tmp_path / "b"))
 
 
 def test_divergence_is_an_error_and_the_last_good_checkpoint_stays(tmp_path):

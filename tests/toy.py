@@ -9,7 +9,7 @@ import optax
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Dataset, Meta
 from refplan.nn import MLP, make_mlp
-from refplan.train import AbstractLearner, AbstractReviewingLearner
+from refplan.train import AbstractLearner, AbstractReviewingLearner, AbstractStagedLearner
 
 TRACES: list[int] = []
 
@@ -67,12 +67,20 @@ class PatientToy(AbstractReviewingLearner):
 
     toy: Toy = Toy()
     patience: int = 3
+    start: MLP | None = None
+
+    def schedule(self, data):
+        return 20, 100_000
+
+    def hold_out(self, data, key):
+        return data.split(0.8, key=key)
 
     def prepare(self, data):
         return self.toy.prepare(data)
 
     def init(self, data, key):
-        return {"toy": self.toy.init(data, key), "best": jnp.inf, "since": jnp.asarray(0)}
+        net, optimiser = self.toy.init(data, key)
+        return {"toy": (self.start or net, optimiser), "best": jnp.inf, "since": jnp.asarray(0)}
 
     def batch(self, source, state, key):
         return self.toy.batch(source, state["toy"], key)
@@ -92,3 +100,39 @@ class PatientToy(AbstractReviewingLearner):
 
     def result(self, state):
         return state["toy"][0]
+
+
+class Twice(AbstractStagedLearner):
+    """A first training whose result is where a second one starts counting from."""
+
+    first: PatientToy = PatientToy()
+
+    def schedule(self, data):
+        return 20, 60
+
+    def hold_out(self, data, key):
+        return self.first.hold_out(data, key)
+
+    def prepare(self, data):
+        return self.first.prepare(data)
+
+    def init(self, data, key):
+        return self.first.init(data, key)
+
+    def batch(self, source, state, key):
+        return self.first.batch(source, state, key)
+
+    def update(self, state, batch, key):
+        return self.first.update(state, batch, key)
+
+    def review(self, state, source, held, key):
+        return self.first.review(state, source, held, key)
+
+    def finished(self, state):
+        return self.first.finished(state)
+
+    def result(self, state):
+        return self.first.result(state)
+
+    def following(self, result):
+        return PatientToy(Toy(rate=1e-3), start=result)

@@ -1,0 +1,146 @@
+"""The network both models share: an ensemble of probabilistic networks over (delta s, r).
+
+Each member predicts a Gaussian; the log-variance lives between soft bounds that are learned too. Members are kept in
+the order of their error on held-out data, so that the first ones are the elites.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float
+
+from refplan.dynamics.base import Outcome
+from refplan.nn import Activation, Linear, Normaliser
+from refplan.types import Action, Key, Scalar
+
+
+class GaussianNet(eqx.Module):
+    """x (and a latent m) to the mean and log-variance of the outputs; with an ensemble, every array leads with members.
+
+    `residual` adds each hidden layer's input to its output where sizes agree ("skip connection" of the paper).
+    `inject`, if not empty, holds one matrix per hidden layer after the first that feeds m in again.
+    """
+
+    layers: tuple[Linear, ...]
+    inject: tuple[Float[Array, "*member latent hidden"], ...]
+    max_log_var: Float[Array, " outputs"]
+    min_log_var: Float[Array, " outputs"]
+    residual: bool = eqx.field(static=True)
+    activation: Activation = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "*batch inputs"], latent: Float[Array, "*batch latent"] | None = None
+    ) -> tuple[Float[Array, "*batch outputs"], Float[Array, "*batch outputs"]]:
+        """(mean, log-variance) of one member; the latent, if any, is part of the input."""
+        h = x if latent is None else jnp.concatenate([x, latent], axis=-1)
+        for number, layer in enumerate(self.layers[:-1]):
+            y = layer(h)
+            if number > 0 and self.inject and latent is not None:
+                y = y + latent @ self.inject[number - 1]
+            y = self.activation(y)
+            h = y + h if self.residual and y.shape == h.shape else y
+        mean, raw = jnp.split(self.layers[-1](h), 2, axis=-1)
+        return mean, soft_bounds(raw, self.min_log_var, self.max_log_var)
+
+
+def soft_bounds(
+    raw: Float[Array, "*batch outputs"], low: Float[Array, " outputs"], high: Float[Array, " outputs"]
+) -> Float[Array, "*batch outputs"]:
+    """v <- high - softplus(high - v); v <- low + softplus(v - low): close to v inside, never outside."""
+    shape = (1,) * (raw.ndim - 1) + low.shape
+    low, high = low.reshape(shape), high.reshape(shape)
+    capped = high - jax.nn.softplus(high - raw)
+    return low + jax.nn.softplus(capped - low)
+
+
+def make_gaussian_nets(
+    members: int,
+    inputs: int,
+    latent: int,
+    outputs: int,
+    hidden: Sequence[int],
+    key: Key,
+    *,
+    residual: bool = False,
+    inject: bool = False,
+    activation: Activation = jax.nn.swish,
+) -> GaussianNet:
+    """`members` networks in one pytree; weights truncated normal with std 1 / (2 sqrt(inputs)), biases zero (MOPO).
+
+    The bounds are shared by all members: maximum 0.5, minimum -10 at the start.
+    """
+    sizes = [inputs + latent, *hidden, 2 * outputs]
+    shapes = list(itertools.pairwise(sizes))
+    shapes += [(latent, size) for size in hidden[1:]] if inject and latent else []
+    # One draw for all weights: separate ones compile separately and cost seconds.
+    flat = jr.truncated_normal(key, -2.0, 2.0, (members, sum(i * o for i, o in shapes)))
+    weights, at = [], 0
+    for i, o in shapes:
+        weights.append(flat[:, at : at + i * o].reshape(members, i, o) / (2.0 * i**0.5))
+        at += i * o
+    count = len(sizes) - 1
+    layers = tuple(Linear(w, jnp.zeros((members, w.shape[2]))) for w in weights[:count])
+    bounds = jnp.full(outputs, 0.5), jnp.full(outputs, -10.0)
+    return GaussianNet(layers, tuple(weights[count:]), *bounds, residual, activation)
+
+
+def apply_members(
+    nets: GaussianNet, x: Float[Array, "member *batch inputs"], latent: Float[Array, "*batch latent"] | None = None
+) -> tuple[Float[Array, "member *batch outputs"], Float[Array, "member *batch outputs"]]:
+    """Every member on inputs of its own, all under one latent; the bounds are shared."""
+    axes = eqx.tree_at(lambda n: (n.max_log_var, n.min_log_var), _leading(nets), (None, None), is_leaf=_is_none)
+    return eqx.filter_vmap(lambda net, y: net(y, latent), in_axes=(axes, 0))(nets, x)
+
+
+def _leading(nets: GaussianNet) -> GaussianNet:
+    return jax.tree.map(lambda x: 0 if eqx.is_array(x) else None, nets)
+
+
+def _is_none(x: object) -> bool:
+    return x is None
+
+
+def negative_log_likelihood(
+    mean: Float[Array, "*batch outputs"],
+    log_var: Float[Array, "*batch outputs"],
+    target: Float[Array, "*batch outputs"],
+) -> Float[Array, "*batch"]:
+    """mean over outputs of (mu - y)^2 exp(-v) + v: twice the Gaussian's, without its constant (MOPO's loss)."""
+    return jnp.mean((mean - target) ** 2 * jnp.exp(-log_var) + log_var, axis=-1)
+
+
+def bounds_penalty(nets: GaussianNet, weight: float = 0.01) -> Scalar:
+    """0.01 (sum max - sum min): keeps the learned bounds tight."""
+    return weight * (jnp.sum(nets.max_log_var) - jnp.sum(nets.min_log_var))
+
+
+class Decoder(eqx.Module):
+    """The elites of an ensemble with the statistics they were trained behind: (s, a[, m]) to Gaussians over (s', r)."""
+
+    nets: GaussianNet  # all members, best first
+    inputs: Normaliser  # of [s, a]
+    targets: Normaliser  # of [s' - s, r]
+    elites: int = eqx.field(static=True)
+
+    def predict(
+        self, latent: Float[Array, " latent"] | None, obs: Float[Array, "member obs"], action: Action
+    ) -> Outcome:
+        """Each elite from a state of its own."""
+        x = jnp.concatenate([obs, jnp.broadcast_to(action, (self.elites, *action.shape))], axis=1)
+        mean, log_var = apply_members(self.elite_nets(), self.inputs(x), latent)
+        mean, std = self.targets.inverse(mean), jnp.exp(0.5 * log_var) * self.targets.std[None]
+        return Outcome(obs + mean[:, :-1], mean[:, -1], std[:, :-1], std[:, -1])
+
+    def elite_nets(self) -> GaussianNet:
+        """The first `elites` members."""
+        return take_members(self.nets, slice(0, self.elites))
+
+
+def take_members(nets: GaussianNet, which: slice | Array) -> GaussianNet:
+    """Some members, with the shared bounds."""
+    picked = jax.tree.map(lambda x: x[which], (nets.layers, nets.inject))
+    return eqx.tree_at(lambda n: (n.layers, n.inject), nets, picked)
