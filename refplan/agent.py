@@ -49,8 +49,8 @@ class AbstractPrior(AbstractPolicy):
 class RandomAgent(AbstractAgent):
     """Uniformly random actions: the floor of every table."""
 
-    low: Action
-    high: Action
+    low: Action = eqx.field(converter=jnp.asarray)
+    high: Action = eqx.field(converter=jnp.asarray)
 
     def start(self) -> State:
         """Nothing to remember."""

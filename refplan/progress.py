@@ -9,23 +9,26 @@ Advance = Callable[[int, str], None]  # (steps reached, a few words) -> None
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int, unit: str = "steps", show: bool | None = None) -> Generator[Advance]:
+def progress(
+    label: str, total: int, unit: str = "steps", show: bool | None = None, begin: int = 0
+) -> Generator[Advance]:
     """Yield a function to call with the number of steps reached; a bar on a terminal, sparse lines elsewhere.
 
-    `show=None` shows only where a person looks (standard error is a terminal); `show=True` always prints.
+    `begin` is where a resumed piece of work starts. `show=None` shows only where a person looks (standard error is a
+    terminal); `show=True` always prints.
     """
     terminal = sys.stderr.isatty()
     if show is False or (show is None and not terminal):
         yield lambda reached, words="": None
     elif terminal:
-        with _bar(label, total, unit) as advance:
+        with _bar(label, total, unit, begin) as advance:
             yield advance
     else:
-        yield _lines(label, total, unit)
+        yield _lines(label, total, unit, begin)
 
 
 @contextlib.contextmanager
-def _bar(label: str, total: int, unit: str) -> Generator[Advance]:
+def _bar(label: str, total: int, unit: str, begin: int) -> Generator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -39,30 +42,26 @@ def _bar(label: str, total: int, unit: str) -> Generator[Advance]:
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, rate="", words="")
-        begun, first = time.perf_counter(), None
+        begun = time.perf_counter()
 
         def advance(reached: int, words: str = "") -> None:
-            nonlocal first
-            first = reached if first is None else first
-            rate = (reached - first) / max(time.perf_counter() - begun, 1e-9)
+            rate = (reached - begin) / max(time.perf_counter() - begun, 1e-9)
             bar.update(task, completed=reached, rate=f"{rate:,.0f} {unit}/s" if rate else "", words=words)
 
         yield advance
 
 
-def _lines(label: str, total: int, unit: str, gap: float = 30.0) -> Advance:
+def _lines(label: str, total: int, unit: str, begin: int, gap: float = 30.0) -> Advance:
     """A line at most every `gap` seconds, for logs of jobs nobody watches."""
     begun = last = time.perf_counter()
-    first: int | None = None
 
     def advance(reached: int, words: str = "") -> None:
-        nonlocal last, first
-        first = reached if first is None else first
+        nonlocal last
         now = time.perf_counter()
         if now - last < gap and reached < total:
             return
         last = now
-        rate = max((reached - first) / max(now - begun, 1e-9), 1e-9)
+        rate = max((reached - begin) / max(now - begun, 1e-9), 1e-9)
         left = (total - reached) / rate
         print(f"{label}: {reached}/{total} {unit}, {rate:,.0f}/s, {left:,.0f} s left  {words}", file=sys.stderr)
 

@@ -137,7 +137,7 @@ def _train(run: "_Run", held: Dataset | None, show: bool | None) -> Any:
     source = learner.prepare(run.data)
     held_source = None if held is None else learner.prepare(held)
     label = f"fit {type(learner).__name__}"
-    with Interrupts() as interrupts, progress(label, steps, "updates", show) as advance:
+    with Interrupts() as interrupts, progress(label, steps, "updates", show, run.step) as advance:
         advance(run.step, "compiling")
         while run.step < steps and not run.finished():
             row = run.chunk(source, held_source)

@@ -1,4 +1,4 @@
-"""Every learner of the registries with settings small enough to train in milliseconds; contract tests run over these."""
+"""Every learner of the registries with settings small enough to train in milliseconds, for the contract tests."""
 
 from refplan.priors.bc import BC
 from refplan.priors.cql import CQL

@@ -126,7 +126,7 @@ def test_notable_things_are_noted():
     notes = noted(check_dataset(Raw(arrays, HOPPER)))
     assert "columns are constant: [4]" in notes["constant"]
     assert "episode 2 is a copy of episode 0" in notes["duplicate"]
-    assert "1 rows have an action component exactly at its bound, first row 6" in notes["at-bound"]
+    assert "1 rows have an action component at or beyond its bound, first row 6" in notes["at-bound"]
     assert "2 episodes are incomplete" in notes["incomplete"]
     assert "counts as a truncation" in notes["end"]
 

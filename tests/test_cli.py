@@ -130,6 +130,18 @@ def test_evaluate_appends_rows_with_their_command(capsys, tmp_path):
     assert "hopper-medium" in said
 
 
+def test_policy_files_are_evaluated_with_or_without_bounds_of_their_own(capsys):
+    from refplan.data.sources import bundled_policies
+
+    words = ["--task", "hopper", "--episodes", "1", "--json"]
+    returns = []
+    for agent in ("hopper-medium", str(bundled_policies()["hopper-medium"])):
+        code, said, err = ask(capsys, "evaluate", agent, *words)
+        assert code == 0, err
+        returns.append(json.loads(said)[0]["return"]["value"])
+    assert returns[0] == returns[1]
+
+
 def test_fit_resume_plot_and_evaluate(capsys, tmp_path):
     folder = tmp_path / "run"
     words = ["fit", "prior", TINY, "--method", "bc", "--set", "hidden=8,8", "--every", "10", "--out", str(folder)]

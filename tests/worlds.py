@@ -79,7 +79,7 @@ def delayed() -> Probe:
 
 
 def endless() -> Probe:
-    """Reward 1 for ever, cut by the clock every 5 steps: 1 / (1 - 0.8) = 5. A cut taken for an end gives less than 3."""
+    """Reward 1 for ever, cut by the clock every 5 steps: 1 / (1 - 0.8) = 5; a cut taken for an end gives below 3."""
     data = logged(0.0, 1.0, 0.0, length=5, terminates=False, name="endless")
     return Probe(data, 0.8, np.array([[0.0]]), np.array([5.0]))
 

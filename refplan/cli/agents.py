@@ -30,9 +30,9 @@ def _find(name: str, task: "Task") -> AbstractAgent:
     if path.is_dir():
         return _from_run(path)
     if path.exists():
-        from refplan.priors.external import load_policy
+        from refplan.priors.external import load_policy_for
 
-        return load_policy(path, low=task.low, high=task.high)
+        return load_policy_for(path, task.low, task.high)
     from refplan.priors.policy import from_bundled
 
     return from_bundled(name)

@@ -31,6 +31,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
+def print_pairs(values: dict[str, Any]) -> None:
+    """One line per value."""
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        print(f"{name:{width}}  {value}")
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output; first column to the left, the others to the right."""
     from rich.table import Table

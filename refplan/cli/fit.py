@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_json, print_table
+from refplan.cli.common import add_json, add_seed, print_json, print_pairs
 
 
 def add(commands: Any) -> None:
@@ -70,7 +70,7 @@ def run_prior(args: argparse.Namespace) -> int:
     if args.json:
         print_json(summary)
     else:
-        print_table(["what", "value"], [[k, str(v)] for k, v in summary.items()])
+        print_pairs(summary)
     return 0
 
 

@@ -104,7 +104,8 @@ class OnlineRun:
         settings = self.settings
         if self.round >= settings.rounds:
             return self
-        with Interrupts() as interrupts, progress(f"SAC in {self.task.name}", settings.steps, "steps", show) as advance:
+        label = (f"SAC in {self.task.name}", settings.steps, "steps", show, self.round * settings.lanes)
+        with Interrupts() as interrupts, progress(*label) as advance:
             lanes = _Lanes(self)
             buffer = self._buffer()
             saved, sums, finished = time.monotonic(), [], []

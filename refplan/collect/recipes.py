@@ -23,7 +23,7 @@ from refplan.collect.rollout import roll_out, task_meta
 from refplan.data.assemble import concatenate
 from refplan.data.dataset import Dataset
 from refplan.data.tasks import Task
-from refplan.errors import unknown_name
+from refplan.errors import RefplanError, unknown_name
 from refplan.evaluation import evaluate
 from refplan.files import load_module, write_text
 from refplan.logs import read_csv
@@ -113,7 +113,13 @@ class _Kitchen:
         expert = references.high if references is not None else max(returns.values())
         expert = min(expert, max(returns.values()))
         goal = first + self.recipe.medium * (expert - first)
-        return next(step for step, value in returns.items() if value >= goal)
+        step = next(step for step, value in returns.items() if value >= goal)
+        if step == 0:
+            raise RefplanError(
+                f"no snapshot in {self.run.folder} is better than the untrained policy ({first:.0f}), so there is no "
+                "medium one. Train longer: give more --steps (the run continues where it is)."
+            )
+        return step
 
     def best_step(self) -> int:
         """The snapshot with the highest return."""

@@ -59,5 +59,7 @@ def task_meta(task: Task, name: str, recipe: str) -> Meta:
         ref_max=None if references is None else references.high,
         ref_source="" if references is None else references.source,
         source="refplan data collect",
+        action_low=tuple(float(x) for x in task.low),
+        action_high=tuple(float(x) for x in task.high),
         versions={k: v for k, v in versions().items() if k in ("gymnasium", "mujoco", "refplan", "jax")},
     )

@@ -115,7 +115,7 @@ def _action_notes(raw: Raw) -> list[Finding]:
     rows = np.flatnonzero(_near_limit(actions, *box, margin=EXACT_LIMIT).any(axis=1))
     if len(rows) == 0:
         return []
-    message = f"{len(rows)} rows have an action component exactly at its bound, first row {rows[0]}"
+    message = f"{len(rows)} rows have an action component at or beyond its bound, first row {rows[0]}"
     return [Finding("at-bound", message, len(rows), int(rows[0]))]
 
 

@@ -108,8 +108,10 @@ class AbstractDynamics(eqx.Module):
         """The world at the centre of the belief (mu_t in the paper)."""
 
     @abstractmethod
-    def predict(self, hypothesis: Hypothesis, obs: Float[Array, "member obs"], action: Action) -> Outcome:
-        """What each member expects, each from a state of its own, all under one action."""
+    def predict(
+        self, hypothesis: Hypothesis, obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
+    ) -> Outcome:
+        """What each member expects from a state of its own, under one action for all or one each."""
 
     def predict_from(self, hypothesis: Hypothesis, obs: Obs, action: Action) -> Outcome:
         """What each member expects from the same state."""
@@ -130,3 +132,11 @@ class AbstractDynamics(eqx.Module):
         next_obs = outcome.next_obs + outcome.next_obs_std * noise[:-1]
         reward = outcome.reward + outcome.reward_std * noise[-1]
         return Prediction(next_obs, reward, self.termination(obs, action, next_obs))
+
+
+class AbstractLatentDynamics(AbstractDynamics):
+    """A model whose hypotheses are latent vectors m, believed to follow N(mu, exp(log_var))."""
+
+    @abstractmethod
+    def posterior(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """(mu, log-variance) of m when the agent stands at `obs`; `predict` takes any such m as its hypothesis."""

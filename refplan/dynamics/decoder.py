@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from refplan.dynamics.base import Outcome
 from refplan.nn import Activation, Linear, Normaliser
-from refplan.types import Action, Key, Scalar
+from refplan.types import Key, Scalar
 
 
 class GaussianNet(eqx.Module):
@@ -113,7 +113,7 @@ def negative_log_likelihood(
     return jnp.mean((mean - target) ** 2 * jnp.exp(-log_var) + log_var, axis=-1)
 
 
-def bounds_penalty(nets: GaussianNet, weight: float = 0.01) -> Scalar:
+def bounds_penalty(nets: GaussianNet, weight: float | Scalar = 0.01) -> Scalar:
     """0.01 (sum max - sum min): keeps the learned bounds tight."""
     return weight * (jnp.sum(nets.max_log_var) - jnp.sum(nets.min_log_var))
 
@@ -127,10 +127,13 @@ class Decoder(eqx.Module):
     elites: int = eqx.field(static=True)
 
     def predict(
-        self, latent: Float[Array, " latent"] | None, obs: Float[Array, "member obs"], action: Action
+        self,
+        latent: Float[Array, " latent"] | None,
+        obs: Float[Array, "member obs"],
+        action: Float[Array, "*member act"],
     ) -> Outcome:
-        """Each elite from a state of its own."""
-        x = jnp.concatenate([obs, jnp.broadcast_to(action, (self.elites, *action.shape))], axis=1)
+        """Each elite from a state of its own, under one action for all or one each."""
+        x = jnp.concatenate([obs, jnp.broadcast_to(action, (self.elites, action.shape[-1]))], axis=1)
         mean, log_var = apply_members(self.elite_nets(), self.inputs(x), latent)
         mean, std = self.targets.inverse(mean), jnp.exp(0.5 * log_var) * self.targets.std[None]
         return Outcome(obs + mean[:, :-1], mean[:, -1], std[:, :-1], std[:, -1])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import ArrayLike
+
 from refplan.agent import AbstractAgent
 from refplan.errors import RefplanError
 from refplan.files import load_arrays, load_module
@@ -48,6 +50,14 @@ def load_policy(path: str | Path, **options: Any) -> AbstractAgent:
             f"{path}: the reader for this file has no option {', '.join(unknown)} (its options: {offered})."
         )
     return reader(path, **_with_bounds(path, known, options))
+
+
+def load_policy_for(path: str | Path, low: ArrayLike, high: ArrayLike) -> AbstractAgent:
+    """A policy from any file, for a world with these bounds: given to the reader only where the file lacks them."""
+    path = Path(path)
+    known = inspect.signature(_reader(path)).parameters if path.is_file() else {}
+    bounds = {"low": low, "high": high}
+    return load_policy(path, **{name: bound for name, bound in bounds.items() if name in known})
 
 
 def _with_bounds(path: Path, known: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -180,9 +180,9 @@ def policy_digest(policy: AbstractPolicy) -> Int[Array, "4"]:
 def _check_fits(policy: AbstractPolicy, data: Dataset) -> None:
     try:
         action = eqx.filter_eval_shape(policy.act, policy.start(), jnp.asarray(data.observations[0]), jr.key(0))[0]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RefplanError(
-            f"the policy cannot read observations of size {data.obs_dim}, which dataset '{data.meta.name}' has ({error})."
+            f"the policy cannot read dataset '{data.meta.name}' with observations of size {data.obs_dim} ({error})."
         ) from None
     if action.shape != (data.action_dim,):
         raise RefplanError(

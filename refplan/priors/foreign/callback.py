@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from refplan.agent import AbstractAgent
+from refplan.agent import AbstractPolicy
 from refplan.errors import MissingExtraError, RefplanError
 from refplan.priors.policy import Bound, check_bounds, noise_log_prob, to_unit, to_world
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
@@ -24,7 +24,7 @@ ActFunction = Callable[[np.ndarray], Any]
 SampleFunction = Callable[[np.ndarray, np.random.Generator], tuple[Any, Any]]
 
 
-class CallablePolicy(AbstractAgent):
+class CallablePolicy(AbstractPolicy):
     """A policy behind a Python function; without `sample_function` it explores with normal noise, clipped."""
 
     function: ActFunction = eqx.field(static=True)

@@ -1,0 +1,362 @@
+"""The paper's belief model, first stage: encoder and decoder trained together on the evidence lower bound.
+
+`fit(BeliefModel(), data, key=...)` runs this stage, then `BeliefDecoder` on its result (frozen encoder), and gives a
+`BeliefDynamics`: a world whose hypotheses are latent vectors m, and whose belief is a GRU's memory of the episode.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from refplan.data.dataset import Dataset
+from refplan.data.sampling import Tape, chunks_per_epoch, make_tape, take_rows, tape_chunk
+from refplan.dynamics.base import AbstractLatentDynamics, AbstractTermination, NeverTerminates, Outcome
+from refplan.dynamics.decoder import Decoder, GaussianNet, bounds_penalty, make_gaussian_nets
+from refplan.dynamics.elbo import (
+    KLTarget,
+    RowMembers,
+    belief_kl,
+    choose_steps,
+    free_kl,
+    held_out_elbo,
+    reconstruction,
+)
+from refplan.dynamics.encoder import (
+    Encoder,
+    HistoryBelief,
+    Signals,
+    empty_belief,
+    encode_lanes,
+    make_encoder,
+    sample_gaussian,
+    standardise,
+)
+from refplan.dynamics.encoding import Episodes, place_episodes
+from refplan.dynamics.termination import TerminationLearner
+from refplan.errors import RefplanError, unknown_name
+from refplan.nn import Normaliser, fit_normaliser, identity_normaliser
+from refplan.train import AbstractLearner, AbstractStagedLearner
+from refplan.types import Flag, Key, Metrics, Obs, Scalar, Transition
+
+
+class BeliefDynamics(AbstractLatentDynamics):
+    """A trained belief model; a hypothesis is a latent vector m, and m ~ N(mu_t, sigma_t^2) after history tau_{:t}."""
+
+    encoder: Encoder
+    scale: Normaliser  # of [s, a, r], for the encoder
+    decoder: Decoder
+    termination: AbstractTermination
+
+    @property
+    def members(self) -> int:
+        """The decoder's elites."""
+        return self.decoder.elites
+
+    def start(self) -> HistoryBelief:
+        """z_{-1} = 0, a_{-1} = 0, r_{-1} = 0."""
+        return empty_belief(self.encoder, self.scale.mean.shape[0] - self._obs - 1)
+
+    @property
+    def _obs(self) -> int:
+        return self.encoder.obs.weight.shape[0]
+
+    def observe(self, belief: HistoryBelief, transition: Transition) -> HistoryBelief:
+        """z_t from s_t, a_{t-1}, r_{t-1}; a_t and r_t are kept for the next step."""
+        now = standardise(self.scale, transition)
+        memory = self.encoder.advance(belief.memory, Signals(now.obs, belief.action, belief.reward))
+        return HistoryBelief(memory, now.action, now.reward)
+
+    def posterior(self, belief: HistoryBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """(mu_t, log sigma_t^2) of q(m | tau_{:t}), the agent standing at s_t = `obs`."""
+        standing = (obs - self.scale.mean[: self._obs]) / self.scale.std[: self._obs]
+        return self.encoder.posterior(
+            self.encoder.advance(belief.memory, Signals(standing, belief.action, belief.reward))
+        )
+
+    def sample(self, belief: HistoryBelief, obs: Obs, key: Key) -> Float[Array, " latent"]:
+        """m^j ~ N(mu_t, sigma_t^2)."""
+        return sample_gaussian(*self.posterior(belief, obs), key)
+
+    def centre(self, belief: HistoryBelief, obs: Obs) -> Float[Array, " latent"]:
+        """mu_t."""
+        return self.posterior(belief, obs)[0]
+
+    def predict(
+        self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
+    ) -> Outcome:
+        """What each elite expects in the world m."""
+        return self.decoder.predict(hypothesis, obs, action)
+
+
+class Networks(NamedTuple):
+    """What the first stage trains."""
+
+    encoder: Encoder
+    nets: GaussianNet
+
+
+class Scales(NamedTuple):
+    """Statistics of the training rows: [s, a, r] for the encoder, [s, a] and [s' - s, r] for the decoder."""
+
+    signals: Normaliser
+    inputs: Normaliser
+    targets: Normaliser
+
+
+class Chunk(NamedTuple):
+    """The next steps of every lane, and the tape they were read from."""
+
+    tape: Tape
+    steps: Transition
+    first: Bool[Array, "lanes time"]
+
+
+class BeliefState(NamedTuple):
+    """Everything the first stage learns or carries."""
+
+    networks: Networks
+    optimiser: optax.OptState
+    scales: Scales
+    tape: Tape
+    chunk: Int[Array, ""]  # the next one on the tape; 0 asks for a new tape
+    belief: HistoryBelief  # of every lane, carried from chunk to chunk
+    best: Networks
+    best_elbo: Scalar
+    since: Int[Array, ""]  # reviews since the held-out bound improved
+
+
+class BeliefModel(AbstractStagedLearner):
+    """Stage 1: E_q[sum_h -log p(s_{h+1}, r_h | s_h, a_h, m)] + kl_weight KL(q_t || prior), subsampled (see `elbo.py`).
+
+    Episodes pass in `lanes` side by side, `length` steps at a time; the GRU's memory is carried from chunk to chunk,
+    gradients are not. After each epoch the bound is taken on held-out episodes with m = mu (median over episodes: one
+    odd episode must not decide); training stops after `patience` epochs without any improvement, and the best state
+    counts. Departures from the paper, which leaves these open: see `docs` and the fields.
+    """
+
+    embed: tuple[int, int, int] = eqx.field(static=True, default=(16, 16, 4))  # of state, action, reward
+    memory: int = eqx.field(static=True, default=256)
+    latent: int = eqx.field(static=True, default=16)
+    members: int = eqx.field(static=True, default=7)
+    elites: int = eqx.field(static=True, default=5)
+    hidden: tuple[int, ...] = eqx.field(static=True, default=(200, 200, 200, 200))
+    residual: bool = eqx.field(static=True, default=True)  # the paper's "skip connection": adds between equal layers
+    inject: bool = eqx.field(static=True, default=False)  # m also enters every later hidden layer
+    normalise_targets: bool = eqx.field(static=True, default=False)
+    lanes: int = eqx.field(static=True, default=64)
+    length: int = eqx.field(static=True, default=50)
+    beliefs: int = eqx.field(static=True, default=8)  # t drawn per lane and chunk
+    past: int = eqx.field(static=True, default=16)  # h <= t decoded for each
+    row_members: RowMembers = eqx.field(static=True, default="one")
+    kl_target: KLTarget = eqx.field(static=True, default="previous")
+    stop_gradient: bool = eqx.field(static=True, default=False)  # at the previous posterior, in the KL
+    kl_weight: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
+    free_bits: Scalar = eqx.field(converter=jnp.asarray, default=0.0)  # nats per latent dimension
+    rate: Scalar = eqx.field(converter=jnp.asarray, default=1e-3)
+    decay: Scalar = eqx.field(converter=jnp.asarray, default=0.01)
+    clip: Scalar = eqx.field(converter=jnp.asarray, default=1.0)
+    bounds_weight: Scalar = eqx.field(converter=jnp.asarray, default=0.01)
+    epochs: int = eqx.field(static=True, default=200)
+    patience: int = eqx.field(static=True, default=5)
+    held_fraction: float = eqx.field(static=True, default=0.05)
+    decoder_batch: int = eqx.field(static=True, default=256)  # stage 2: rows per member and update
+    decoder_epochs: int = eqx.field(static=True, default=200)
+    min_improvement: Scalar = eqx.field(converter=jnp.asarray, default=0.01)  # stage 2: of a member's held-out error
+    termination: TerminationLearner = TerminationLearner()
+
+    def __check_init__(self):
+        if not 1 <= self.elites <= self.members:
+            raise RefplanError(f"elites must lie between 1 and members ({self.members}), got {self.elites}.")
+        if self.kl_target not in ("previous", "standard"):
+            raise unknown_name("kl_target", self.kl_target, ("previous", "standard"))
+        if self.row_members not in ("one", "all"):
+            raise unknown_name("row_members", self.row_members, ("one", "all"))
+
+    def schedule(self, data: Dataset) -> tuple[int, int]:
+        """(updates per pass over the training rows, that times `epochs`)."""
+        rows = int(len(data) * (1.0 - self.held_fraction))
+        every = max(chunks_per_epoch(rows, self.lanes, self.length), 1)
+        return every, every * self.epochs
+
+    def hold_out(self, data: Dataset, key: Key) -> tuple[Dataset, Dataset | None]:
+        """`held_fraction` of the episodes, at least 10 of them but never more than a fifth; none of a single one."""
+        data = data.complete()
+        if data.episodes < 2:
+            return data, None
+        held = max(round(self.held_fraction * data.episodes), min(10, data.episodes // 5), 1)
+        return data.split(1.0 - held / data.episodes, key=key, by="episode")
+
+    def prepare(self, data: Dataset) -> Episodes:
+        """Rows and episodes on the device."""
+        return place_episodes(data)
+
+    def init(self, data: Dataset, key: Key) -> BeliefState:
+        """Fresh networks, and the statistics of the training rows."""
+        data = data.complete()
+        rows = len(data)
+        if chunks_per_epoch(rows, self.lanes, self.length) < 1:
+            raise RefplanError(
+                f"dataset '{data.meta.name}' has {rows} rows, one update needs lanes x length = "
+                f"{self.lanes * self.length}. Choose fewer lanes or a smaller length."
+            )
+        key_encoder, key_nets = jr.split(key)
+        inputs, outputs = data.obs_dim + data.action_dim, data.obs_dim + 1
+        encoder = make_encoder(data.obs_dim, data.action_dim, key_encoder, self.embed, self.memory, self.latent)
+        nets = make_gaussian_nets(
+            self.members, inputs, self.latent, outputs, self.hidden, key_nets, residual=self.residual, inject=self.inject
+        )
+        networks = Networks(encoder, nets)
+        return BeliefState(
+            networks=networks,
+            optimiser=make_optimiser(self.rate, self.decay, self.clip).init(eqx.filter(networks, eqx.is_array)),
+            scales=fit_scales(data, self.normalise_targets),
+            tape=Tape(jnp.zeros(rows, int), jnp.zeros(rows, bool)),
+            chunk=jnp.zeros((), int),
+            belief=empty_belief(encoder, data.action_dim, (self.lanes,)),
+            best=networks,
+            best_elbo=jnp.asarray(-jnp.inf),
+            since=jnp.zeros((), int),
+        )
+
+    def batch(self, source: Episodes, state: BeliefState, key: Key) -> Chunk:
+        """The next chunk of this epoch's tape; the first chunk of an epoch lays a new tape."""
+        rows = state.tape.row.shape[0]
+        tape = jax.lax.cond(
+            state.chunk == 0, lambda: make_tape(source.starts, source.lengths, key, rows), lambda: state.tape
+        )
+        row, first = tape_chunk(tape, self.lanes, self.length, state.chunk)
+        return Chunk(tape, take_rows(source.rows, row), first)
+
+    def update(self, state: BeliefState, batch: Chunk, key: Key) -> tuple[BeliefState, Metrics]:
+        """One AdamW step on the bound of one chunk."""
+
+        def objective(networks: Networks) -> tuple[Scalar, tuple[HistoryBelief, Metrics]]:
+            return self.loss(networks, state.scales, state.belief, batch, key)
+
+        (_, (belief, metrics)), grads = eqx.filter_value_and_grad(objective, has_aux=True)(state.networks)
+        optimiser = make_optimiser(self.rate, self.decay, self.clip)
+        params = eqx.filter(state.networks, eqx.is_array)
+        updates, memory = optimiser.update(eqx.filter(grads, eqx.is_array), state.optimiser, params)
+        chunks = chunks_per_epoch(batch.tape.row.shape[0], self.lanes, self.length)
+        state = state._replace(
+            networks=eqx.apply_updates(state.networks, updates),
+            optimiser=memory,
+            tape=batch.tape,
+            chunk=(state.chunk + 1) % chunks,
+            belief=belief,
+        )
+        return state, metrics
+
+    def loss(
+        self, networks: Networks, scales: Scales, belief: HistoryBelief, batch: Chunk, key: Key
+    ) -> tuple[Scalar, tuple[HistoryBelief, Metrics]]:
+        """The negative bound of one chunk, the belief at its end, and what to log."""
+        key_steps, key_noise, key_members = jr.split(key, 3)
+        encoder, nets = networks
+        before, after, belief = encode_lanes(encoder, scales.signals, belief, batch.steps, batch.first)
+        t, h, valid = choose_steps(batch.first, key_steps, self.beliefs, self.past)
+        at = jnp.take_along_axis(after, t[..., None], axis=1)
+        mean, log_var = encoder.posterior(at)
+        latent = sample_gaussian(mean, log_var, key_noise)
+        latent = jnp.broadcast_to(latent[:, :, None], (*h.shape, self.latent)).reshape(-1, self.latent)
+        decoded = jax.tree.map(lambda x: x[jnp.arange(h.shape[0])[:, None, None], h], batch.steps)
+        x, y = decoder_rows(scales, jax.tree.map(lambda x: x.reshape(h.size, *x.shape[3:]), decoded))
+        nll = reconstruction(nets, x, latent, y, key_members, self.row_members).reshape(h.shape)
+        kl = belief_kl(encoder, before, after, batch.first, self.kl_target, self.stop_gradient)
+        explained = jnp.mean(jnp.sum(jnp.where(valid, nll, 0.0), axis=2))
+        loss = explained + self.kl_weight * free_kl(kl, self.free_bits) + bounds_penalty(nets, self.bounds_weight)
+        metrics = {
+            "loss": loss,
+            "next_nll": jnp.mean(nll[..., 0]),
+            "kl": jnp.mean(jnp.sum(kl, axis=-1)),
+            "posterior_std": jnp.mean(jnp.exp(0.5 * log_var)),
+            "mean_spread": jnp.mean(jnp.std(mean, axis=(0, 1))),
+        }
+        return loss, (jax.lax.stop_gradient(belief), metrics)
+
+    def review(
+        self, state: BeliefState, source: Episodes, held: Episodes | None, key: Key
+    ) -> tuple[BeliefState, Metrics]:
+        """Take the bound on held-out episodes and remember the best state; without any, the last state counts."""
+        if held is None:
+            return state._replace(best=state.networks), {}
+        x, y = decoder_rows(state.scales, held.rows)
+        elbo, next_nll = held_out_elbo(
+            state.networks.encoder,
+            state.networks.nets,
+            state.scales.signals,
+            held,
+            (x, y),
+            (self.kl_weight, self.kl_target, self.past, self.length),
+        )
+        better = elbo > state.best_elbo
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), state.networks, state.best)
+        since = jnp.where(better, 0, state.since + 1)
+        metrics = {"held_elbo": elbo, "held_nll": next_nll, "since_improved": since.astype(jnp.float32)}
+        return state._replace(best=best, best_elbo=jnp.maximum(elbo, state.best_elbo), since=since), metrics
+
+    def finished(self, state: BeliefState) -> Flag:
+        """Whether the held-out bound has not improved for `patience` epochs."""
+        return state.since >= self.patience
+
+    def result(self, state: BeliefState) -> BeliefDynamics:
+        """The model at its best; its members are not yet judged, and it knows no end of the world."""
+        decoder = Decoder(state.best.nets, state.scales.inputs, state.scales.targets, self.elites)
+        return BeliefDynamics(state.best.encoder, state.scales.signals, decoder, NeverTerminates())
+
+    def following(self, result: BeliefDynamics) -> AbstractLearner:
+        """The decoder's own training behind the frozen encoder."""
+        from refplan.dynamics.belief_decoder import BeliefDecoder
+
+        return BeliefDecoder(
+            start=result,
+            batch_size=self.decoder_batch,
+            rate=self.rate,
+            decay=self.decay,
+            clip=self.clip,
+            bounds_weight=self.bounds_weight,
+            epochs=self.decoder_epochs,
+            patience=self.patience,
+            min_improvement=self.min_improvement,
+            termination=self.termination,
+        )
+
+
+def fit_scales(data: Dataset, normalise_targets: bool) -> Scales:
+    """The statistics a model is trained behind."""
+    signals = fit_normaliser(np.concatenate([data.observations, data.actions, data.rewards[:, None]], axis=1))
+    inputs = Normaliser(signals.mean[:-1], signals.std[:-1])
+    if not normalise_targets:
+        return Scales(signals, inputs, identity_normaliser(data.obs_dim + 1))
+    change = data.next_observations - data.observations
+    return Scales(signals, inputs, fit_normaliser(np.concatenate([change, data.rewards[:, None]], axis=1)))
+
+
+def decoder_rows(
+    scales: Scales, rows: Transition
+) -> tuple[Float[Array, "*batch inputs"], Float[Array, "*batch outputs"]]:
+    """What the decoder reads, [s, a], and what it should say, [s' - s, r], in its units."""
+    x = jnp.concatenate([rows.obs, rows.action], axis=-1)
+    y = jnp.concatenate([rows.next_obs - rows.obs, rows.reward[..., None]], axis=-1)
+    return scales.inputs(x), scales.targets(y)
+
+
+def make_optimiser(rate: Scalar, decay: Scalar, clip: Scalar) -> optax.GradientTransformation:
+    """AdamW behind a clipped gradient; matrices decay, biases and log-variance bounds do not."""
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=decay, mask=is_weight))
+
+
+def is_weight(params: Any) -> Any:
+    """Which arrays of a pytree are matrices of a layer."""
+
+    def check(path: tuple, leaf: Any) -> bool:
+        names = [getattr(entry, "name", "") for entry in path]
+        return "inject" in names or names[-1] == "weight"
+
+    return jax.tree_util.tree_map_with_path(check, params)

@@ -1,0 +1,233 @@
+"""Imagined runs along given actions, and the sums a planner makes of them. One segment at a time; callers `vmap`."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import logsumexp
+from jax.scipy.stats import norm
+from jaxtyping import Array, Bool, Float
+
+from refplan.agent import AbstractPrior
+from refplan.dynamics.base import AbstractDynamics, Belief, Hypothesis
+from refplan.types import Action, Key, Obs, State, Transition
+
+STD_FLOOR = 1e-6  # in units of the data's std: keeps the density of a model without noise finite
+
+
+class Imagined(NamedTuple):
+    """A run of every member, each from its own state; `alive` and `lives` say whether its world had not ended before
+    and after the step."""
+
+    obs: Float[Array, "time member obs"]
+    reward: Float[Array, "time member"]
+    alive: Bool[Array, "time member"]
+    lives: Bool[Array, "time member"]
+
+    def outputs(self) -> Float[Array, "time member outputs"]:
+        """Observation and reward side by side."""
+        return jnp.concatenate([self.obs, self.reward[..., None]], axis=-1)
+
+
+class Rollout(NamedTuple):
+    """What is kept of the imagined runs of one segment; outputs are [obs, reward]."""
+
+    centre: Float[Array, "*segments time outputs"]  # mean propagation, averaged over members
+    spread: Float[Array, "*segments time outputs"]  # std over members of it
+    average: Float[Array, "*segments time outputs"]  # of sampled runs
+    deviation: Float[Array, "*segments time outputs"]  # their std
+    draw: Float[Array, "*segments time outputs"]  # one of them
+    pit: Float[Array, "*segments time outputs"]  # place of the truth among the sampled runs, 0 to 1
+    earned: Float[Array, "*segments horizons"]  # imagined return, mean propagation
+    earned_sampled: Float[Array, "*segments horizons"]  # average over sampled runs
+    valued: Float[Array, "*segments horizons"] | None  # the same discounted, plus the terminal value
+    valued_sampled: Float[Array, "*segments horizons"] | None
+
+
+def imagine(
+    model: AbstractDynamics, hypothesis: Hypothesis, obs: Obs, actions: Float[Array, "time act"], key: Key | None
+) -> Imagined:
+    """Every member along the actions from one state: by its means without a key, else with a draw at every step."""
+
+    def step(carry: tuple[Array, Array], x: tuple[Action, Key | None]) -> tuple[tuple[Array, Array], Imagined]:
+        states, alive = carry
+        action, key = x
+        outcome = model.predict(hypothesis, states, action)
+        after, reward = outcome.next_obs, outcome.reward
+        if key is not None:
+            noise = jr.normal(key, (after.shape[0], after.shape[1] + 1))
+            after = after + outcome.next_obs_std * noise[:, :-1]
+            reward = reward + outcome.reward_std * noise[:, -1]
+        ended = jax.vmap(model.termination, in_axes=(0, None, 0))(states, action, after)
+        lives = alive & ~ended
+        return (after, lives), Imagined(after, reward, alive, lives)
+
+    begin = jnp.broadcast_to(obs, (model.members, *obs.shape)), jnp.ones(model.members, bool)
+    keys = None if key is None else jr.split(key, actions.shape[0])
+    return jax.lax.scan(step, begin, (actions, keys))[1]
+
+
+def sum_rewards(
+    reward: Float[Array, "time *run"], alive: Bool[Array, "time *run"], discount: float, horizons: tuple[int, ...]
+) -> Float[Array, "horizons *run"]:
+    """The return of the first H steps for each H; what comes after an end counts nothing."""
+    weight = discount ** jnp.arange(reward.shape[0], dtype=jnp.float32)
+    totals = jnp.cumsum(jnp.where(alive, reward, 0.0) * weight.reshape(-1, *(1,) * (reward.ndim - 1)), axis=0)
+    return totals[jnp.asarray(horizons) - 1]
+
+
+def end_values(
+    prior: AbstractPrior,
+    state: State,
+    obs: Float[Array, "time *run obs"],
+    lives: Bool[Array, "time *run"],
+    discount: float,
+    horizons: tuple[int, ...],
+) -> Float[Array, "horizons *run"]:
+    """discount^H V(s_H) for each H, nothing where the world has ended."""
+    last = jnp.asarray(horizons) - 1
+    ends = obs[last]
+    values = jax.vmap(lambda o: prior.value(state, o))(ends.reshape(-1, ends.shape[-1])).reshape(ends.shape[:-1])
+    weight = discount ** jnp.asarray(horizons, jnp.float32)
+    return jnp.where(lives[last], values, 0.0) * weight.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def score(
+    run: Imagined, prior: AbstractPrior | None, state: State, discount: float, horizons: tuple[int, ...]
+) -> Float[Array, "horizons member"]:
+    """What a planner gives each member's run for each H: the discounted return, plus the terminal value of a prior."""
+    earned = sum_rewards(run.reward, run.alive, discount, horizons)
+    return earned if prior is None else earned + end_values(prior, state, run.obs, run.lives, discount, horizons)
+
+
+@eqx.filter_jit
+def roll_segments(
+    model: AbstractDynamics,
+    prior: AbstractPrior | None,
+    beliefs: Belief,
+    states: State,
+    steps: Transition,
+    key: Key,
+    *,
+    draws: int,
+    horizons: tuple[int, ...],
+    discount: float,
+) -> Rollout:
+    """Mean and sampled runs of every segment along its logged actions."""
+
+    def one(belief: Belief, state: State, steps: Transition, key: Key) -> Rollout:
+        key_hypothesis, key_noise, key_ties = jr.split(key, 3)
+        obs = steps.obs[0]
+        mean = imagine(model, model.centre(belief, obs), obs, steps.action, None)
+        hypotheses = jax.vmap(lambda k: model.sample(belief, obs, k))(jr.split(key_hypothesis, draws))
+        run = lambda h, k: imagine(model, h, obs, steps.action, k)  # noqa: E731
+        sampled = jax.vmap(run, axis_size=draws)(hypotheses, jr.split(key_noise, draws))
+        cloud = jnp.moveaxis(sampled.outputs(), 1, 0).reshape(steps.reward.shape[0], -1, obs.shape[0] + 1)
+        truth = jnp.concatenate([steps.next_obs, steps.reward[:, None]], axis=1)
+        plain = lambda r: jnp.mean(score(r, None, (), 1.0, horizons), axis=-1)  # noqa: E731
+        valued = lambda r: jnp.mean(score(r, prior, state, discount, horizons), axis=-1)  # noqa: E731
+        return Rollout(
+            jnp.mean(mean.outputs(), axis=1),
+            jnp.std(mean.outputs(), axis=1, ddof=min(model.members - 1, 1)),
+            jnp.mean(cloud, axis=1),
+            jnp.std(cloud, axis=1, ddof=1),
+            cloud[:, 0],
+            place_among(cloud, truth, key_ties),
+            plain(mean),
+            jnp.mean(jax.vmap(plain)(sampled), axis=0),
+            None if prior is None else valued(mean),
+            None if prior is None else jnp.mean(jax.vmap(valued)(sampled), axis=0),
+        )
+
+    return jax.vmap(one)(beliefs, states, steps, jr.split(key, steps.reward.shape[0]))
+
+
+def place_among(
+    cloud: Float[Array, "time run outputs"], truth: Float[Array, "time outputs"], key: Key
+) -> Float[Array, "time outputs"]:
+    """Randomised probability integral transform: uniform if the truth is one more draw from the same distribution."""
+    below = jnp.sum(cloud < truth[:, None], axis=1)
+    equal = jnp.sum(cloud == truth[:, None], axis=1)
+    return (below + jr.uniform(key, truth.shape) * (equal + 1)) / (cloud.shape[1] + 1)
+
+
+@eqx.filter_jit
+def roll_returns(
+    model: AbstractDynamics, beliefs: Belief, steps: Transition, *, horizons: tuple[int, ...]
+) -> Float[Array, "segments horizons"]:
+    """Imagined returns by mean propagation alone."""
+
+    def one(belief: Belief, steps: Transition) -> Float[Array, " horizons"]:
+        obs = steps.obs[0]
+        run = imagine(model, model.centre(belief, obs), obs, steps.action, None)
+        return jnp.mean(score(run, None, (), 1.0, horizons), axis=-1)
+
+    return jax.vmap(one)(beliefs, steps)
+
+
+@eqx.filter_jit
+def real_returns(
+    prior: AbstractPrior | None,
+    states: State,
+    steps: Transition,
+    valid: Bool[Array, "segments time"],
+    *,
+    horizons: tuple[int, ...],
+    discount: float,
+) -> tuple[Float[Array, "segments horizons"], Float[Array, "segments horizons"] | None]:
+    """(return, discounted return plus the value of the state reached) of the logged steps."""
+
+    def one(state: State, steps: Transition, valid: Bool[Array, " time"]) -> tuple[Array, Array | None]:
+        plain = sum_rewards(steps.reward, valid, 1.0, horizons)
+        if prior is None:
+            return plain, None
+        lives = valid & ~steps.terminated
+        ends = end_values(prior, state, steps.next_obs, lives, discount, horizons)
+        return plain, sum_rewards(steps.reward, valid, discount, horizons) + ends
+
+    return jax.vmap(one)(states, steps, valid)
+
+
+def log_density(
+    model: AbstractDynamics,
+    hypothesis: Hypothesis,
+    step: Transition,
+    scale: Float[Array, " outputs"],
+) -> tuple[Float[Array, " outputs"], Float[Array, " outputs"]]:
+    """log p of the next step per output, in units of the data's std: of the members' mixture, and members averaged."""
+    outcome = model.predict_from(hypothesis, step.obs, step.action)
+    mean = jnp.concatenate([outcome.next_obs, outcome.reward[:, None]], axis=1) / scale[None]
+    std = jnp.concatenate([outcome.next_obs_std, outcome.reward_std[:, None]], axis=1) / scale[None]
+    truth = jnp.append(step.next_obs, step.reward) / scale
+    single = norm.logpdf(truth[None], mean, jnp.maximum(std, STD_FLOOR))
+    return logsumexp(single, axis=0) - jnp.log(model.members), jnp.mean(single, axis=0)
+
+
+@eqx.filter_jit
+def first_step_density(
+    model: AbstractDynamics, beliefs: Belief, first: Transition, scale: Float[Array, " outputs"]
+) -> tuple[Float[Array, "segments outputs"], Float[Array, "segments outputs"]]:
+    """`log_density` at the centre of each belief."""
+    one = lambda b, step: log_density(model, model.centre(b, step.obs), step, scale)  # noqa: E731
+    return jax.vmap(one)(beliefs, first)
+
+
+@eqx.filter_jit
+def predict_ends(
+    model: AbstractDynamics, beliefs: Belief, steps: Transition
+) -> tuple[Bool[Array, " rows"], Bool[Array, " rows"]]:
+    """Whether most members see an end in their own next state, and whether the rule sees one in the logged one."""
+
+    def one(belief: Belief, step: Transition) -> tuple[Array, Array]:
+        outcome = model.predict_from(model.centre(belief, step.obs), step.obs, step.action)
+        ends = jax.vmap(lambda after: model.termination(step.obs, step.action, after))(outcome.next_obs)
+        return jnp.mean(ends) > 0.5, model.termination(step.obs, step.action, step.next_obs)
+
+    return jax.vmap(one)(beliefs, steps)
+
+
+def count_draws(model: AbstractDynamics, particles: int) -> int:
+    """How many hypotheses to draw for about `particles` sampled runs, each hypothesis being run by every member."""
+    return max(-(-particles // model.members), 2)

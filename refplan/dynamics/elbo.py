@@ -1,0 +1,105 @@
+"""The evidence lower bound of the belief model (eq. 2 of the paper), subsampled.
+
+For a belief q(m | tau_{:t}) the decoder explains steps h <= t: the past, and the next step, which the encoder has not
+seen. All of them would be O(L^2) per chunk, so a few t are drawn, and a few h for each, h = t always among them.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int
+
+from refplan.dynamics.decoder import GaussianNet, negative_log_likelihood
+from refplan.dynamics.encoder import Encoder, gaussian_kl
+from refplan.types import Key, Scalar
+
+RowMembers = Literal["one", "all"]
+KLTarget = Literal["previous", "standard"]
+
+
+def choose_steps(
+    first: Bool[Array, "lanes time"], key: Key, beliefs: int, past: int
+) -> tuple[Int[Array, "lanes belief"], Int[Array, "lanes belief past"], Bool[Array, "lanes belief past"]]:
+    """(t, h, valid): `beliefs` columns per lane, and for each up to `past` columns h <= t of its episode, h = t first.
+
+    Drawn without replacement; `valid` is false where the episode has fewer steps in this chunk.
+    """
+    lanes, time = first.shape
+    key_belief, key_past = jr.split(key)
+    column = jnp.arange(time)
+    t = jax.lax.top_k(jr.uniform(key_belief, (lanes, time)), min(beliefs, time))[1]
+    begin = jax.lax.cummax(jnp.where(first, column[None], 0), axis=1)
+    begin = jnp.take_along_axis(begin, t, axis=1)[..., None]
+    column, at = column[None, None], t[..., None]
+    chance = jr.uniform(key_past, (*t.shape, time))
+    chance = jnp.where((column >= begin) & (column <= at), chance, -1.0)
+    rank, h = jax.lax.top_k(jnp.where(column == at, 2.0, chance), min(past, time))
+    return t, h, rank >= 0.0
+
+
+def reconstruction(
+    nets: GaussianNet,
+    x: Float[Array, "rows inputs"],
+    latent: Float[Array, "rows latent"],
+    target: Float[Array, "rows outputs"],
+    key: Key,
+    row_members: RowMembers,
+) -> Float[Array, " rows"]:
+    """Each row's negative log-likelihood, averaged over members, or estimated by one member drawn for each row."""
+    members, rows = nets.layers[0].weight.shape[0], x.shape[0]
+    if row_members == "all":
+        spread = [jnp.broadcast_to(v, (members, *v.shape)) for v in (x, latent)]
+        mean, log_var = members_apart(nets, *spread)
+        return jnp.mean(negative_log_likelihood(mean, log_var, jnp.broadcast_to(target, mean.shape)), axis=0)
+    share = -(-rows // members)
+    order = jr.permutation(key, members * share)  # the last few places are padding
+    deal = order.reshape(members, share) % rows
+    mean, log_var = members_apart(nets, x[deal], latent[deal])
+    values = negative_log_likelihood(mean, log_var, target[deal]).reshape(-1)
+    return jnp.zeros(members * share).at[order].set(values, unique_indices=True)[:rows]
+
+
+def members_apart(
+    nets: GaussianNet, x: Float[Array, "member rows inputs"], latent: Float[Array, "member rows latent"]
+) -> tuple[Float[Array, "member rows outputs"], Float[Array, "member rows outputs"]]:
+    """Every member on inputs and latents of its own."""
+
+    def one(layers, inject, x, latent):
+        net = GaussianNet(layers, inject, nets.max_log_var, nets.min_log_var, nets.residual, nets.activation)
+        return net(x, latent)
+
+    return jax.vmap(one)(nets.layers, nets.inject, x, latent)
+
+
+def belief_kl(
+    encoder: Encoder,
+    before: Float[Array, "*batch memory"],
+    after: Float[Array, "*batch memory"],
+    first: Bool[Array, "*batch"],
+    target: KLTarget,
+    stop_gradient: bool,
+) -> Float[Array, "*batch latent"]:
+    """KL of q(m | tau_{:t}) to the belief one step earlier, or to N(0, I) (always to it on the first step)."""
+    mean, log_var = encoder.posterior(after)
+    if target == "standard":
+        return gaussian_kl(mean, log_var, jnp.zeros_like(mean), jnp.zeros_like(mean))
+    earlier = encoder.posterior(before)
+    earlier = jax.lax.stop_gradient(earlier) if stop_gradient else earlier
+    other_mean, other_log_var = (jnp.where(first[..., None], 0.0, value) for value in earlier)
+    return gaussian_kl(mean, log_var, other_mean, other_log_var)
+
+
+def free_kl(kl: Float[Array, "*batch latent"], free_bits: Scalar) -> Scalar:
+    """Sum over dimensions of max(free_bits, mean KL): nats below `free_bits` per dimension cost nothing."""
+    return jnp.sum(jnp.maximum(jnp.mean(kl, axis=tuple(range(kl.ndim - 1))), free_bits))
+
+
+def spaced_past(
+    t: Int[Array, " beliefs"], begin: Int[Array, " beliefs"], past: int, length: int
+) -> tuple[Int[Array, "beliefs past"], Bool[Array, "beliefs past"]]:
+    """(h, valid): up to `past` evenly spaced rows of the last `length` up to t in its episode, t first; no chance in it."""
+    available = jnp.minimum(t - begin + 1, length)[:, None]
+    back = jnp.arange(past)[None] * jnp.maximum(available, past) // past
+    return jnp.maximum(t[:, None] - back, begin[:, None]), back < available
