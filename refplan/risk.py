@@ -30,4 +30,4 @@ def conditional_value_at_risk(returns: Float[Array, "..."], share: Scalar, axis:
     ordered = jnp.moveaxis(jnp.sort(returns, axis), axis, -1)
     count = ordered.shape[-1]
     weight = jnp.clip(share * count - jnp.arange(count), 0.0, 1.0)
-    return jnp.sum(ordered * weight, -1) / jnp.sum(weight)
+    return ordered @ weight / jnp.sum(weight)

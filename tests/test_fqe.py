@@ -12,7 +12,7 @@ from worlds import HIGH, LOW, choice_reward, to_box
 from refplan.agent import AbstractPolicy
 from refplan.errors import RefplanError
 from refplan.priors.actor_critic import ActorCritic
-from refplan.priors.external import CallablePolicy, from_callable
+from refplan.priors.external import from_callable
 from refplan.priors.fqe import FQE, value_estimate
 from refplan.priors.policy import GaussianPolicy, make_policy
 from refplan.train import fit
@@ -75,7 +75,7 @@ def test_a_deterministic_policy(kind, certain):
         return to_box(np.where(obs < 0, MEANS[0], MEANS[1]))
 
     probe = worlds.late_choice()
-    prior = train(certain if kind == "deterministic" else Foreign(from_callable(act, LOW, HIGH)), probe)
+    prior = train(certain if kind == "deterministic" else from_callable(act, LOW, HIGH), probe)
     # asked for a first look and for all rows, never inside the training loop
     assert len(calls) == (0 if kind == "deterministic" else 2)
     check_late_choice(prior, 0.0, value_estimate(prior, probe.data, key=jr.key(1)).value)
@@ -132,24 +132,6 @@ def test_a_checkpoint_is_not_continued_with_another_policy(certain, tmp_path):
     other = eqx.tree_at(lambda p: p.net.layers[0].bias, certain, certain.net.layers[0].bias + 0.1)
     with pytest.raises(RefplanError, match="digest"):
         train(other, probe, steps=4, folder=tmp_path)
-
-
-class Foreign(AbstractPolicy):
-    """A policy that asks Python, as a `Policy` by name."""
-
-    inner: CallablePolicy
-
-    def start(self):
-        return self.inner.start()
-
-    def observe(self, state, transition):
-        return self.inner.observe(state, transition)
-
-    def act(self, state, obs, key):
-        return self.inner.act(state, obs, key)
-
-    def sample(self, state, obs, key):
-        return self.inner.sample(state, obs, key)
 
 
 class Counting(AbstractPolicy):

@@ -4,19 +4,20 @@
 `BeliefDynamics`: a world whose hypotheses are latent vectors m, and whose belief is a GRU's memory of the episode.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import Tape, chunks_per_epoch, make_tape, take_rows, tape_chunk
-from refplan.dynamics.base import AbstractLatentDynamics, AbstractTermination, NeverTerminates, Outcome
+from refplan.dynamics.base import NeverTerminates
+from refplan.dynamics.belief_decoder import BeliefDecoder
+from refplan.dynamics.belief_dynamics import BeliefDynamics, Scales, decoder_rows, fit_scales, make_optimiser
 from refplan.dynamics.decoder import Decoder, GaussianNet, bounds_penalty, make_gaussian_nets
 from refplan.dynamics.elbo import (
     KLTarget,
@@ -30,68 +31,18 @@ from refplan.dynamics.elbo import (
 from refplan.dynamics.encoder import (
     Encoder,
     HistoryBelief,
-    Signals,
     empty_belief,
     encode_lanes,
     make_encoder,
     sample_gaussian,
-    standardise,
 )
 from refplan.dynamics.encoding import Episodes, place_episodes
 from refplan.dynamics.termination import TerminationLearner
 from refplan.errors import RefplanError, unknown_name
-from refplan.nn import Normaliser, fit_normaliser, identity_normaliser
 from refplan.train import AbstractLearner, AbstractStagedLearner
-from refplan.types import Flag, Key, Metrics, Obs, Scalar, Transition
+from refplan.types import Flag, Key, Metrics, Scalar, Transition
 
-
-class BeliefDynamics(AbstractLatentDynamics):
-    """A trained belief model; a hypothesis is a latent vector m, and m ~ N(mu_t, sigma_t^2) after history tau_{:t}."""
-
-    encoder: Encoder
-    scale: Normaliser  # of [s, a, r], for the encoder
-    decoder: Decoder
-    termination: AbstractTermination
-
-    @property
-    def members(self) -> int:
-        """The decoder's elites."""
-        return self.decoder.elites
-
-    def start(self) -> HistoryBelief:
-        """z_{-1} = 0, a_{-1} = 0, r_{-1} = 0."""
-        return empty_belief(self.encoder, self.scale.mean.shape[0] - self._obs - 1)
-
-    @property
-    def _obs(self) -> int:
-        return self.encoder.obs.weight.shape[0]
-
-    def observe(self, belief: HistoryBelief, transition: Transition) -> HistoryBelief:
-        """z_t from s_t, a_{t-1}, r_{t-1}; a_t and r_t are kept for the next step."""
-        now = standardise(self.scale, transition)
-        memory = self.encoder.advance(belief.memory, Signals(now.obs, belief.action, belief.reward))
-        return HistoryBelief(memory, now.action, now.reward)
-
-    def posterior(self, belief: HistoryBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
-        """(mu_t, log sigma_t^2) of q(m | tau_{:t}), the agent standing at s_t = `obs`."""
-        standing = (obs - self.scale.mean[: self._obs]) / self.scale.std[: self._obs]
-        return self.encoder.posterior(
-            self.encoder.advance(belief.memory, Signals(standing, belief.action, belief.reward))
-        )
-
-    def sample(self, belief: HistoryBelief, obs: Obs, key: Key) -> Float[Array, " latent"]:
-        """m^j ~ N(mu_t, sigma_t^2)."""
-        return sample_gaussian(*self.posterior(belief, obs), key)
-
-    def centre(self, belief: HistoryBelief, obs: Obs) -> Float[Array, " latent"]:
-        """mu_t."""
-        return self.posterior(belief, obs)[0]
-
-    def predict(
-        self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
-    ) -> Outcome:
-        """What each elite expects in the world m."""
-        return self.decoder.predict(hypothesis, obs, action)
+__all__ = ["BeliefDynamics", "BeliefModel"]
 
 
 class Networks(NamedTuple):
@@ -99,14 +50,6 @@ class Networks(NamedTuple):
 
     encoder: Encoder
     nets: GaussianNet
-
-
-class Scales(NamedTuple):
-    """Statistics of the training rows: [s, a, r] for the encoder, [s, a] and [s' - s, r] for the decoder."""
-
-    signals: Normaliser
-    inputs: Normaliser
-    targets: Normaliser
 
 
 class Chunk(NamedTuple):
@@ -209,7 +152,14 @@ class BeliefModel(AbstractStagedLearner):
         inputs, outputs = data.obs_dim + data.action_dim, data.obs_dim + 1
         encoder = make_encoder(data.obs_dim, data.action_dim, key_encoder, self.embed, self.memory, self.latent)
         nets = make_gaussian_nets(
-            self.members, inputs, self.latent, outputs, self.hidden, key_nets, residual=self.residual, inject=self.inject
+            self.members,
+            inputs,
+            self.latent,
+            outputs,
+            self.hidden,
+            key_nets,
+            residual=self.residual,
+            inject=self.inject,
         )
         networks = Networks(encoder, nets)
         return BeliefState(
@@ -261,14 +211,15 @@ class BeliefModel(AbstractStagedLearner):
         encoder, nets = networks
         before, after, belief = encode_lanes(encoder, scales.signals, belief, batch.steps, batch.first)
         t, h, valid = choose_steps(batch.first, key_steps, self.beliefs, self.past)
-        at = jnp.take_along_axis(after, t[..., None], axis=1)
-        mean, log_var = encoder.posterior(at)
+        mean, log_var = encoder.posterior(jnp.take_along_axis(after, t[..., None], axis=1))
         latent = sample_gaussian(mean, log_var, key_noise)
         latent = jnp.broadcast_to(latent[:, :, None], (*h.shape, self.latent)).reshape(-1, self.latent)
         decoded = jax.tree.map(lambda x: x[jnp.arange(h.shape[0])[:, None, None], h], batch.steps)
         x, y = decoder_rows(scales, jax.tree.map(lambda x: x.reshape(h.size, *x.shape[3:]), decoded))
-        nll = reconstruction(nets, x, latent, y, key_members, self.row_members).reshape(h.shape)
-        kl = belief_kl(encoder, before, after, batch.first, self.kl_target, self.stop_gradient)
+        key_members = key_members if self.row_members == "one" else None
+        nll = reconstruction(nets, x, latent, y, key_members).reshape(h.shape)
+        posteriors = encoder.posterior(after), encoder.posterior(before)
+        kl = belief_kl(*posteriors, batch.first, self.kl_target, self.stop_gradient)
         explained = jnp.mean(jnp.sum(jnp.where(valid, nll, 0.0), axis=2))
         loss = explained + self.kl_weight * free_kl(kl, self.free_bits) + bounds_penalty(nets, self.bounds_weight)
         metrics = {
@@ -286,14 +237,15 @@ class BeliefModel(AbstractStagedLearner):
         """Take the bound on held-out episodes and remember the best state; without any, the last state counts."""
         if held is None:
             return state._replace(best=state.networks), {}
-        x, y = decoder_rows(state.scales, held.rows)
         elbo, next_nll = held_out_elbo(
-            state.networks.encoder,
-            state.networks.nets,
+            *state.networks,
             state.scales.signals,
             held,
-            (x, y),
-            (self.kl_weight, self.kl_target, self.past, self.length),
+            decoder_rows(state.scales, held.rows),
+            kl_weight=self.kl_weight,
+            kl_target=self.kl_target,
+            past=self.past,
+            length=self.length,
         )
         better = elbo > state.best_elbo
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), state.networks, state.best)
@@ -308,12 +260,12 @@ class BeliefModel(AbstractStagedLearner):
     def result(self, state: BeliefState) -> BeliefDynamics:
         """The model at its best; its members are not yet judged, and it knows no end of the world."""
         decoder = Decoder(state.best.nets, state.scales.inputs, state.scales.targets, self.elites)
-        return BeliefDynamics(state.best.encoder, state.scales.signals, decoder, NeverTerminates())
+        return BeliefDynamics(
+            encoder=state.best.encoder, scale=state.scales.signals, decoder=decoder, termination=NeverTerminates()
+        )
 
     def following(self, result: BeliefDynamics) -> AbstractLearner:
         """The decoder's own training behind the frozen encoder."""
-        from refplan.dynamics.belief_decoder import BeliefDecoder
-
         return BeliefDecoder(
             start=result,
             batch_size=self.decoder_batch,
@@ -326,37 +278,3 @@ class BeliefModel(AbstractStagedLearner):
             min_improvement=self.min_improvement,
             termination=self.termination,
         )
-
-
-def fit_scales(data: Dataset, normalise_targets: bool) -> Scales:
-    """The statistics a model is trained behind."""
-    signals = fit_normaliser(np.concatenate([data.observations, data.actions, data.rewards[:, None]], axis=1))
-    inputs = Normaliser(signals.mean[:-1], signals.std[:-1])
-    if not normalise_targets:
-        return Scales(signals, inputs, identity_normaliser(data.obs_dim + 1))
-    change = data.next_observations - data.observations
-    return Scales(signals, inputs, fit_normaliser(np.concatenate([change, data.rewards[:, None]], axis=1)))
-
-
-def decoder_rows(
-    scales: Scales, rows: Transition
-) -> tuple[Float[Array, "*batch inputs"], Float[Array, "*batch outputs"]]:
-    """What the decoder reads, [s, a], and what it should say, [s' - s, r], in its units."""
-    x = jnp.concatenate([rows.obs, rows.action], axis=-1)
-    y = jnp.concatenate([rows.next_obs - rows.obs, rows.reward[..., None]], axis=-1)
-    return scales.inputs(x), scales.targets(y)
-
-
-def make_optimiser(rate: Scalar, decay: Scalar, clip: Scalar) -> optax.GradientTransformation:
-    """AdamW behind a clipped gradient; matrices decay, biases and log-variance bounds do not."""
-    return optax.chain(optax.clip_by_global_norm(clip), optax.adamw(rate, weight_decay=decay, mask=is_weight))
-
-
-def is_weight(params: Any) -> Any:
-    """Which arrays of a pytree are matrices of a layer."""
-
-    def check(path: tuple, leaf: Any) -> bool:
-        names = [getattr(entry, "name", "") for entry in path]
-        return "inject" in names or names[-1] == "weight"
-
-    return jax.tree_util.tree_map_with_path(check, params)

@@ -1,4 +1,4 @@
-"""What a model is judged on: runs of logged steps inside one episode, with the belief the agent would have had there."""
+"""What a model is judged on: runs of logged steps of one episode, with the belief the agent would have had there."""
 
 from typing import NamedTuple
 

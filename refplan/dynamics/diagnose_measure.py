@@ -22,15 +22,15 @@ def rank(x: Vector) -> Vector:
 
 
 def pearson(x: Vector, y: Vector) -> float:
-    """Pearson's correlation; NaN where one side does not vary."""
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    """Pearson's correlation; NaN where one side does not vary or is not finite."""
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
 
 
 def spearman(x: Vector, y: Vector) -> float:
-    """Spearman's rank correlation."""
-    return pearson(rank(x), rank(y))
+    """Spearman's rank correlation; infinite values have a rank too, NaN has none."""
+    return float("nan") if np.isnan(x).any() or np.isnan(y).any() else pearson(rank(x), rank(y))
 
 
 def root_mean(square: Float[np.ndarray, "segments steps *more"], valid: Valid) -> Float[np.ndarray, "steps *more"]:
@@ -44,7 +44,7 @@ def root_mean(square: Float[np.ndarray, "segments steps *more"], valid: Valid) -
 def measure_errors(
     roll: Rollout, truth: Cube, start: Float[np.ndarray, "segments obs"], valid: Valid, scale: Scale, nll: tuple
 ) -> Errors:
-    """k-step errors, their trivial rivals, and calibration. `nll` holds the log densities (mixture, member) at k = 1."""
+    """k-step errors, their trivial rivals, and calibration. `nll`: log densities (mixture, member) at k = 1."""
     square = lambda guess: ((guess - truth) / scale.std) ** 2  # noqa: E731
     total = lambda guess: root_mean(square(guess).mean(axis=2), valid)  # noqa: E731
     stays, drifts = trivial_guesses(start, scale, truth.shape[1])
@@ -190,13 +190,15 @@ def measure_ends(
 ) -> Ends:
     """Precision and recall; rows without an end stand for all of the data's, of which they are a sample."""
     ended = data.terminated[row]
-    weight = np.where(ended, data.terminated.sum() / max(ended.sum(), 1), (~data.terminated).sum() / (~ended).sum())
+    for_end = data.terminated.sum() / max(ended.sum(), 1)
+    for_other = (~data.terminated).sum() / max((~ended).sum(), 1)
+    weight = np.where(ended, for_end, for_other)
 
     def rates(flag: Bool[np.ndarray, " rows"]) -> tuple[float, float, float]:
         hit, alarm = weight[flag & ended].sum(), weight[flag & ~ended].sum()
         precision = hit / (hit + alarm) if hit + alarm > 0 else float("nan")
         recall = hit / weight[ended].sum() if ended.any() else float("nan")
-        return float(precision), float(recall), float(alarm / weight[~ended].sum())
+        return float(precision), float(recall), float(alarm / max(weight[~ended].sum(), 1.0))
 
     return Ends(int(data.terminated.sum()), *rates(predicted), *rates(rule))
 

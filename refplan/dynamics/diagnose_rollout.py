@@ -18,15 +18,14 @@ STD_FLOOR = 1e-6  # in units of the data's std: keeps the density of a model wit
 
 
 class Imagined(NamedTuple):
-    """A run of every member, each from its own state; `alive` and `lives` say whether its world had not ended before
-    and after the step."""
+    """Runs of every member, each from its own state; `alive` and `lives`: its world had not ended before, after."""
 
-    obs: Float[Array, "time member obs"]
-    reward: Float[Array, "time member"]
-    alive: Bool[Array, "time member"]
-    lives: Bool[Array, "time member"]
+    obs: Float[Array, "*batch time member obs"]
+    reward: Float[Array, "*batch time member"]
+    alive: Bool[Array, "*batch time member"]
+    lives: Bool[Array, "*batch time member"]
 
-    def outputs(self) -> Float[Array, "time member outputs"]:
+    def outputs(self) -> Float[Array, "*batch time member outputs"]:
         """Observation and reward side by side."""
         return jnp.concatenate([self.obs, self.reward[..., None]], axis=-1)
 
@@ -155,16 +154,24 @@ def place_among(
 
 @eqx.filter_jit
 def roll_returns(
-    model: AbstractDynamics, beliefs: Belief, steps: Transition, *, horizons: tuple[int, ...]
-) -> Float[Array, "segments horizons"]:
-    """Imagined returns by mean propagation alone."""
+    model: AbstractDynamics,
+    prior: AbstractPrior | None,
+    beliefs: Belief,
+    states: State,
+    steps: Transition,
+    *,
+    horizons: tuple[int, ...],
+    discount: float,
+) -> tuple[Float[Array, "segments horizons"], Float[Array, "segments horizons"] | None]:
+    """(return, discounted return plus terminal value) imagined by mean propagation."""
 
-    def one(belief: Belief, steps: Transition) -> Float[Array, " horizons"]:
+    def one(belief: Belief, state: State, steps: Transition) -> tuple[Array, Array | None]:
         obs = steps.obs[0]
         run = imagine(model, model.centre(belief, obs), obs, steps.action, None)
-        return jnp.mean(score(run, None, (), 1.0, horizons), axis=-1)
+        valued = None if prior is None else jnp.mean(score(run, prior, state, discount, horizons), axis=-1)
+        return jnp.mean(score(run, None, (), 1.0, horizons), axis=-1), valued
 
-    return jax.vmap(one)(beliefs, steps)
+    return jax.vmap(one)(beliefs, states, steps)
 
 
 @eqx.filter_jit

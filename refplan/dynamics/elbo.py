@@ -9,13 +9,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from refplan.dynamics.decoder import GaussianNet, negative_log_likelihood
 from refplan.dynamics.encoder import Encoder, gaussian_kl
+from refplan.dynamics.encoding import Episodes, encode_rows
+from refplan.nn import Normaliser
 from refplan.types import Key, Scalar
 
 RowMembers = Literal["one", "all"]
+Posterior = tuple[Float[Array, "*batch latent"], Float[Array, "*batch latent"]]  # mean, log-variance
 KLTarget = Literal["previous", "standard"]
 
 
@@ -44,12 +48,11 @@ def reconstruction(
     x: Float[Array, "rows inputs"],
     latent: Float[Array, "rows latent"],
     target: Float[Array, "rows outputs"],
-    key: Key,
-    row_members: RowMembers,
+    key: Key | None = None,
 ) -> Float[Array, " rows"]:
-    """Each row's negative log-likelihood, averaged over members, or estimated by one member drawn for each row."""
+    """Each row's negative log-likelihood: mean over members or, with a key, that of one member drawn for the row."""
     members, rows = nets.layers[0].weight.shape[0], x.shape[0]
-    if row_members == "all":
+    if key is None:
         spread = [jnp.broadcast_to(v, (members, *v.shape)) for v in (x, latent)]
         mean, log_var = members_apart(nets, *spread)
         return jnp.mean(negative_log_likelihood(mean, log_var, jnp.broadcast_to(target, mean.shape)), axis=0)
@@ -74,21 +77,14 @@ def members_apart(
 
 
 def belief_kl(
-    encoder: Encoder,
-    before: Float[Array, "*batch memory"],
-    after: Float[Array, "*batch memory"],
-    first: Bool[Array, "*batch"],
-    target: KLTarget,
-    stop_gradient: bool,
+    now: Posterior, earlier: Posterior, first: Bool[Array, "*batch"], target: KLTarget, stop_gradient: bool = False
 ) -> Float[Array, "*batch latent"]:
-    """KL of q(m | tau_{:t}) to the belief one step earlier, or to N(0, I) (always to it on the first step)."""
-    mean, log_var = encoder.posterior(after)
+    """KL of q(m | tau_{:t}) to q(m | tau_{:t-1}), or to N(0, I): always to the latter where an episode begins."""
     if target == "standard":
-        return gaussian_kl(mean, log_var, jnp.zeros_like(mean), jnp.zeros_like(mean))
-    earlier = encoder.posterior(before)
+        return gaussian_kl(*now, *jax.tree.map(jnp.zeros_like, now))
     earlier = jax.lax.stop_gradient(earlier) if stop_gradient else earlier
     other_mean, other_log_var = (jnp.where(first[..., None], 0.0, value) for value in earlier)
-    return gaussian_kl(mean, log_var, other_mean, other_log_var)
+    return gaussian_kl(*now, other_mean, other_log_var)
 
 
 def free_kl(kl: Float[Array, "*batch latent"], free_bits: Scalar) -> Scalar:
@@ -99,7 +95,42 @@ def free_kl(kl: Float[Array, "*batch latent"], free_bits: Scalar) -> Scalar:
 def spaced_past(
     t: Int[Array, " beliefs"], begin: Int[Array, " beliefs"], past: int, length: int
 ) -> tuple[Int[Array, "beliefs past"], Bool[Array, "beliefs past"]]:
-    """(h, valid): up to `past` evenly spaced rows of the last `length` up to t in its episode, t first; no chance in it."""
+    """(h, valid): up to `past` evenly spaced rows among the last `length` up to t in its episode, t first."""
     available = jnp.minimum(t - begin + 1, length)[:, None]
     back = jnp.arange(past)[None] * jnp.maximum(available, past) // past
     return jnp.maximum(t[:, None] - back, begin[:, None]), back < available
+
+
+def held_out_elbo(
+    encoder: Encoder,
+    nets: GaussianNet,
+    scale: Normaliser,
+    held: Episodes,
+    decoded: tuple[Float[Array, "rows inputs"], Float[Array, "rows outputs"]],
+    *,
+    kl_weight: Scalar,
+    kl_target: KLTarget,
+    past: int,
+    length: int,
+    most: int = 1024,
+) -> tuple[Scalar, Scalar]:
+    """(bound, next-step negative log-likelihood) with m = mu, from up to `most` beliefs spread evenly over the rows.
+
+    Both are means within an episode and medians over episodes. `decoded` is what the decoder reads and should say.
+    """
+    rows, episodes = held.number.shape[0], held.starts.shape[0]
+    mean, log_var = encode_rows(encoder, scale, held)
+    t = jnp.asarray(np.linspace(0, rows - 1, min(most, rows)).astype(int))
+    begin = held.starts[held.number[t]]
+    h, valid = spaced_past(t, begin, past, length)
+    latent = jnp.broadcast_to(mean[t][:, None], (*h.shape, mean.shape[1])).reshape(h.size, -1)
+    x, y = (values[h.reshape(-1)] for values in decoded)
+    nll = reconstruction(nets, x, latent, y).reshape(h.shape)
+    kl = belief_kl((mean[t], log_var[t]), (mean[t - 1], log_var[t - 1]), t == begin, kl_target)
+    loss = jnp.sum(jnp.where(valid, nll, 0.0), axis=1) + kl_weight * jnp.sum(kl, axis=1)
+
+    def typical(values: Float[Array, " beliefs"]) -> Scalar:
+        total = jax.ops.segment_sum(jnp.stack([values, jnp.ones_like(values)]).T, held.number[t], episodes)
+        return jnp.nanmedian(total[:, 0] / total[:, 1])  # a very short episode may have no belief among them
+
+    return -typical(loss), typical(nll[:, 0])

@@ -101,7 +101,9 @@ def make_encoder(
         Linear(orthogonal(keys[4], (memory, 3 * memory)), jnp.zeros(3 * memory)),
     )
     heads = [make_mlp((memory, latent), k).layers[0] for k in keys[5:]]
-    return Encoder(*embeddings, gru, *heads)
+    return Encoder(
+        obs=embeddings[0], action=embeddings[1], reward=embeddings[2], gru=gru, mean=heads[0], log_var=heads[1]
+    )
 
 
 def empty_belief(encoder: Encoder, action: int, lanes: tuple[int, ...] = ()) -> HistoryBelief:
@@ -123,12 +125,14 @@ def encode_lanes(
     steps: Transition,
     first: Bool[Array, "lanes time"],
 ) -> tuple[Float[Array, "lanes time memory"], Float[Array, "lanes time memory"], HistoryBelief]:
-    """(z_{t-1}, z_t, belief afterwards) along consecutive steps, one row of `steps` per lane, anew where `first` is set.
+    """(z_{t-1}, z_t, belief afterwards) along consecutive steps, a lane per row of `steps`, anew where `first` is set.
 
     Where `first` is set z_{t-1} is the memory of another episode, or of none: do not use it there.
     """
     now = standardise(scale, steps)
-    shifted = (jnp.concatenate([old[:, None], new[:, :-1]], axis=1) for old, new in zip(belief[1:], now[1:], strict=True))
+    shifted = (
+        jnp.concatenate([old[:, None], new[:, :-1]], axis=1) for old, new in zip(belief[1:], now[1:], strict=True)
+    )
     past = (jnp.where(first[..., None], 0.0, values) for values in shifted)
     gates = encoder.gates(Signals(now.obs, *past))
 

@@ -15,6 +15,8 @@ The smallest model that does all a `BeliefDynamics` does, with nothing learned a
     outcome = model.predict_from(world, obs, action)     # what follows in that world
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,7 +26,7 @@ from jaxtyping import Array, Float
 from refplan.data.dataset import Dataset
 from refplan.dynamics.base import AbstractDynamics, AbstractTermination, NeverTerminates, Outcome
 from refplan.errors import RefplanError
-from refplan.types import Action, Key, Obs, Transition
+from refplan.types import Key, Obs, Transition
 
 Table = Float[Array, "states actions states"]
 
@@ -34,7 +36,7 @@ class TabularDynamics(AbstractDynamics):
 
     reward: Float[Array, "states actions"]
     alpha: Table  # Dirichlet parameters before the episode, all positive
-    termination: AbstractTermination = NeverTerminates()
+    termination: AbstractTermination
 
     @property
     def members(self) -> int:
@@ -57,10 +59,13 @@ class TabularDynamics(AbstractDynamics):
         """The posterior mean, which is also the transition of the belief-state MDP: alpha / sum alpha."""
         return belief / jnp.sum(belief, axis=2, keepdims=True)
 
-    def predict(self, hypothesis: Table, obs: Float[Array, "member obs"], action: Action) -> Outcome:
+    def predict(
+        self, hypothesis: Table, obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
+    ) -> Outcome:
         """The distribution over next states and the expected reward, exact under the hypothesis."""
-        next_obs = jnp.einsum("ms,a,san->mn", obs, action, hypothesis)
-        reward = jnp.einsum("ms,a,sa->m", obs, action, self.reward)
+        weight = obs[:, :, None] * jnp.broadcast_to(action, (obs.shape[0], action.shape[-1]))[:, None]
+        next_obs = jnp.einsum("msa,san->mn", weight, hypothesis)
+        reward = jnp.einsum("msa,sa->m", weight, self.reward)
         return Outcome(next_obs, reward, jnp.zeros_like(next_obs), jnp.zeros_like(reward))
 
 
@@ -72,14 +77,15 @@ def make_tabular(
         raise RefplanError(f"a Dirichlet belief needs positive counts, got prior={prior}.")
     states, actions = reward.shape
     alpha = jnp.full((states, actions, states), prior)
+    model = TabularDynamics(reward=reward, alpha=alpha, termination=NeverTerminates())
     if data is None:
-        return TabularDynamics(reward, alpha)
+        return model
     if (data.obs_dim, data.action_dim) != (states, actions):
         raise RefplanError(
             f"dataset '{data.meta.name}' has {data.obs_dim} states and {data.action_dim} actions, "
             f"the reward table {states} and {actions}."
         )
-    return TabularDynamics(reward, alpha + count_transitions(data))
+    return dataclasses.replace(model, alpha=alpha + count_transitions(data))
 
 
 def collapse(obs: Obs, key: Key) -> Obs:

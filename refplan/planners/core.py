@@ -175,7 +175,7 @@ def effective_count(weights: Float[Array, " plan"]) -> Scalar:
 def kappa_for(scores: Float[Array, " plan"], count: Scalar, rounds: int = 30) -> Scalar:
     """The kappa at which `count` plans take part, by bisection on log kappa: free of the critic's scale."""
 
-    def halve(_: int, bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+    def halve(_: Array, bounds: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
         low, high = bounds
         middle = 0.5 * (low + high)
         too_many = effective_count(weigh(scores, jnp.exp(middle))) > count

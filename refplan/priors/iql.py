@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -34,6 +35,7 @@ class IQLState(NamedTuple):
     target: MLP
     value: MLP
     optimiser: optax.OptState
+    beta: Scalar
     low: Action
     high: Action
 
@@ -43,8 +45,9 @@ class IQL(AbstractLearner):
 
     Departures from the paper: the policy's standard deviation depends on the state (IQL: one per action), no dropout,
     no learning-rate schedule, one Adam for all three networks (they share a rate and no gradients), all three moved
-    from the same values (IQL: Q and the policy see V after its step), observations normalised, rewards not rescaled
-    (IQL's code: locomotion returns made to span 1000, which `beta` depends on).
+    from the same values (IQL: Q and the policy see V after its step), observations normalised. IQL's code rescales
+    locomotion rewards so that returns span 1000; `rescale` scales `beta` instead, which weighs actions alike and keeps
+    V in the units of the reward, as planners need it.
     """
 
     hidden: tuple[int, ...] = eqx.field(static=True, default=(256, 256))
@@ -56,6 +59,7 @@ class IQL(AbstractLearner):
     discount: Scalar = eqx.field(converter=jnp.asarray, default=0.99)
     tau: Scalar = eqx.field(converter=jnp.asarray, default=0.005)
     normalise: bool = eqx.field(static=True, default=True)
+    rescale: bool = eqx.field(static=True, default=True)
 
     def prepare(self, data: Dataset) -> Transition:
         """All rows, actions in [-1, 1]."""
@@ -72,7 +76,9 @@ class IQL(AbstractLearner):
         policy = GaussianPolicy(net, normaliser, *unit_box(act), head="gaussian_tanh_mean")
         optimiser = optax.adam(self.rate).init(eqx.filter((net, nets, value), eqx.is_array))
         bounds = jnp.asarray(data.task.low), jnp.asarray(data.task.high)
-        return IQLState(policy, Critics(nets, normaliser, *unit_box(act)), nets, value, optimiser, *bounds)
+        critics = Critics(nets, normaliser, *unit_box(act))
+        beta = self.beta * (return_scale(data) if self.rescale else 1.0)
+        return IQLState(policy, critics, nets, value, optimiser, beta, *bounds)
 
     def batch(self, source: Transition, state: IQLState, key: Key) -> Transition:
         """Rows drawn uniformly with replacement."""
@@ -85,7 +91,7 @@ class IQL(AbstractLearner):
         q_slow = jnp.min(slow(batch.obs, batch.action), axis=0)
         before = state.value(seen(batch.obs))[:, 0]
         target = td_target(batch.reward, batch.terminated, state.value(seen(batch.next_obs))[:, 0], self.discount)
-        weight = advantage_weight(q_slow - before, self.beta)
+        weight = advantage_weight(q_slow - before, state.beta)
 
         def objective(nets: tuple[MLP, MLP, MLP]) -> tuple[Scalar, Metrics]:
             net, critic_nets, value = nets
@@ -116,6 +122,12 @@ class IQL(AbstractLearner):
         policy = in_world_units(state.policy, state.low, state.high)
         critics = critics_in_world_units(state.critics, state.low, state.high)
         return ActorValue(policy, critics, state.value, state.critics.normaliser)
+
+
+def return_scale(data: Dataset) -> float:
+    """1000 / (best - worst return of an episode): what IQL's code multiplies locomotion rewards by."""
+    span = float(np.ptp(data.returns)) if data.sequential and data.episodes > 1 else 0.0
+    return 1000.0 / span if span > 0 else 1.0
 
 
 def _levels(value: Float[Array, " batch"], weight: Float[Array, " batch"]) -> Metrics:

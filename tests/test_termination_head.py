@@ -1,0 +1,126 @@
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from refplan.data.assemble import make_dataset
+from refplan.data.dataset import Meta
+from refplan.data.tasks import task
+from refplan.dynamics.base import LearnedTermination, NeverTerminates, RuleTermination
+from refplan.dynamics.ensemble import Ensemble
+from refplan.dynamics.termination import TerminationLearner, find_ends
+from refplan.files import load_module, save_module
+from refplan.train import fit
+
+SMALL = Ensemble(members=2, elites=1, hidden=(8,), batch_size=64, epochs=30, termination=TerminationLearner((16, 16)))
+
+
+def world(rows=2000, seed=0, share=0.1, noise=0.0):
+    """A walk that ends where s'[0] is among the highest `share`; with `noise` the end is a matter of luck near it."""
+    random = np.random.default_rng(seed)
+    obs = random.normal(size=(rows, 2)).astype(np.float32)
+    after = obs + 0.5 * random.normal(size=(rows, 2)).astype(np.float32)
+    height = after[:, 0] + noise * random.normal(size=rows)
+    terminated = height > np.quantile(height, 1.0 - share)
+    action = random.uniform(-1, 1, (rows, 1)).astype(np.float32)
+    ends = (np.arange(rows) % 20 == 19) & ~terminated
+    meta = Meta(name="ends")
+    return make_dataset(obs, action, obs[:, 0], terminated, ends, next_observations=after, meta=meta)
+
+
+def judged(model, data):
+    rows = data.device()
+    return np.asarray(jax.vmap(model.termination)(rows.obs, rows.action, rows.next_obs))
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return fit(SMALL, world(), key=jr.key(0), show=False)
+
+
+def robot_data(name, rows=64):
+    random, robot = np.random.default_rng(0), task(name)
+    obs = random.normal(size=(rows, robot.obs_dim)).astype(np.float32)
+    action = random.uniform(-1, 1, (rows, robot.action_dim)).astype(np.float32)
+    last = np.arange(rows) == rows - 1
+    meta = Meta(name=name, env_id=robot.env_id)
+    return make_dataset(obs, action, obs[:, 0], last, ~last & False, next_observations=obs, meta=meta)
+
+
+@pytest.mark.parametrize("name", ["hopper", "walker2d", "halfcheetah"])
+def test_the_rule_of_the_task_is_used_and_stored(name, tmp_path):
+    data = robot_data(name)
+    model = fit(dataclasses.replace(SMALL, epochs=1), data, key=jr.key(0), show=False)
+    assert isinstance(model.termination, RuleTermination)
+    save_module(tmp_path / "model.safetensors", model)
+    loaded = load_module(tmp_path / "model.safetensors")
+    assert eqx.tree_equal(loaded, model)
+    random = np.random.default_rng(1)
+    obs = jnp.asarray(random.normal(size=(500, data.obs_dim)), jnp.float32) * 0.2
+    obs = obs.at[:, 0].add(1.0)
+    action = jnp.zeros((500, data.action_dim))
+    expected = np.asarray(jax.vmap(data.task.termination)(obs, action, obs))
+    assert np.array_equal(jax.vmap(loaded.termination)(obs, action, obs), expected)
+    assert expected.any() != (name == "halfcheetah") and not expected.all()
+
+
+def test_a_world_without_ends_never_ends():
+    data = dataclasses.replace(world(), terminated=np.zeros(2000, bool))
+    assert find_ends(data) is None
+    assert isinstance(TerminationLearner().init(data, jr.key(0)).termination, NeverTerminates)
+    ended = NeverTerminates()(jnp.zeros(2), jnp.zeros(1), jnp.zeros(2))
+    assert ended.dtype == bool and not ended
+
+
+def test_learned_ends_separate_a_simple_world(learned):
+    assert isinstance(learned.termination, LearnedTermination)
+    fresh = world(seed=1)
+    said, truth = judged(learned, fresh), fresh.terminated
+    assert (said == truth).mean() > 0.97
+    assert said[truth].mean() > 0.9 and (~said[~truth]).mean() > 0.95
+
+
+def test_imagined_steps_ask_the_learned_head(learned):
+    high, low = jnp.array([4.0, 0.0]), jnp.array([-4.0, 0.0])
+    ends = jax.vmap(lambda o: learned.step((), o, jnp.zeros(1), jr.key(0)).terminated)(jnp.stack([high, low]))
+    assert ends.tolist() == [True, False]
+
+
+def test_learned_head_is_stored(learned, tmp_path):
+    save_module(tmp_path / "model.safetensors", learned)
+    assert eqx.tree_equal(load_module(tmp_path / "model.safetensors"), learned)
+
+
+def test_stop_and_resume_equals_no_stop(tmp_path):
+    learner = dataclasses.replace(SMALL, epochs=4)
+    every, _ = learner.schedule(world())
+    fit(learner, world(), key=jr.key(0), steps=2 * every, folder=tmp_path, show=False)
+    resumed = fit(learner, world(), key=jr.key(0), folder=tmp_path, show=False)
+    assert eqx.tree_equal(resumed, fit(learner, world(), key=jr.key(0), show=False))
+
+
+def test_probabilities_hold_for_the_data_although_batches_are_balanced():
+    """Near the edge ends are a matter of luck: the mean probability must be the share of ends, not one half."""
+    model = fit(SMALL, world(rows=4000, share=0.05, noise=1.0), key=jr.key(0), show=False)
+    fresh = world(rows=4000, seed=1, share=0.05, noise=1.0)
+    rows = fresh.device()
+    logit = jax.vmap(model.termination.logit)(rows.obs, rows.action, rows.next_obs)
+    assert float(jnp.mean(jax.nn.sigmoid(logit))) == pytest.approx(0.05, abs=0.025)
+
+
+def test_batches_hold_as_many_ends_as_other_steps():
+    data, learner = world(share=0.02), TerminationLearner(batch_size=64)
+    batch = learner.batch(data.device(), find_ends(data), jr.key(0))
+    assert int(batch.terminated.sum()) == 32 and batch.reward.shape == (64,)
+
+
+def test_ends_that_cannot_be_learned_are_said_aloud():
+    data = world()
+    blind = dataclasses.replace(data, known_next=~data.terminated)
+    with pytest.warns(RuntimeWarning, match="never end an imagined episode"):
+        state = TerminationLearner().init(blind, jr.key(0))
+    assert isinstance(state.termination, NeverTerminates)
