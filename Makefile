@@ -31,7 +31,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 # Reinstalled whenever the dependencies or the pinned versions change.

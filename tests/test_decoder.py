@@ -89,7 +89,9 @@ def test_members_at_once_equal_members_one_by_one(latent, inject):
     m = jr.normal(jr.key(2), (5, latent)) if latent else None
     mean, log_var = apply_members(nets, x, m)
     for number in range(MEMBERS):
-        one_mean, one_log_var = jax.tree.map(lambda a: a[0], apply_members(take_members(nets, slice(number, number + 1)), x[number : number + 1], m))
+        one_mean, one_log_var = jax.tree.map(
+            lambda a: a[0], apply_members(take_members(nets, slice(number, number + 1)), x[number : number + 1], m)
+        )
         np.testing.assert_allclose(mean[number], one_mean, atol=1e-6)
         np.testing.assert_allclose(log_var[number], one_log_var, atol=1e-6)
     assert not np.allclose(mean[0], mean[1])

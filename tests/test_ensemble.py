@@ -51,7 +51,9 @@ def data():
 
 @pytest.fixture(scope="session", params=[False, True], ids=["raw", "normalised"])
 def model(request, data):
-    return fit(dataclasses.replace(SMALL, normalise_targets=request.param), data, key=jr.key(0), show=False)
+    # Trained on after the mean has settled: the variance follows it late.
+    learner = dataclasses.replace(SMALL, normalise_targets=request.param, min_improvement=0.0, patience=40)
+    return fit(learner, data, key=jr.key(0), show=False)
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +154,12 @@ def test_nothing_is_traced_again_between_epochs(data):
     fit(dataclasses.replace(learner, epochs=4), data, key=jr.key(0), steps=100, show=False)
     more = len(TRACES) - before
     assert more <= before  # `epochs` is static, so at most one compilation more, not one per epoch
-    fit(dataclasses.replace(learner, epochs=4, rate=5e-3, decay=(1e-3, 1e-3)), data, key=jr.key(1), show=False)
+    fit(
+        dataclasses.replace(learner, epochs=4, rate=5e-3, bounds_weight=0.1, min_improvement=0.5),
+        data,
+        key=jr.key(1),
+        show=False,
+    )
     assert len(TRACES) == before + more
 
 
@@ -194,22 +201,25 @@ def test_held_out_rows_are_few_and_apart(data):
 
 def test_a_member_that_gets_worse_goes_back_to_its_best(fresh):
     learner, state, source, held = fresh
-    first, metrics = learner.review(state, source, held, jr.key(0))
-    assert float(metrics["since_improved"]) == 0 and bool(jnp.all(jnp.isfinite(first.best.mse)))
-    last = first.nets.layers[-1]
-    # Member 0 becomes perfect nonsense, member 1 shrinks its outputs to zero, which here is better; 2 stays as it was.
-    weight = last.weight.at[0].add(5.0).at[1].multiply(0.0)
-    worse = first._replace(nets=eqx.tree_at(lambda n: n.layers[-1].weight, first.nets, weight))
-    second, metrics = learner.review(worse, source, held, jr.key(0))
+    good = state.nets.layers[-1].weight
+
+    def reviewed(state, shift):
+        """One review with nonsense added to the last layer of some members."""
+        weight = good + jnp.asarray(shift)[:, None, None]
+        state = state._replace(nets=eqx.tree_at(lambda n: n.layers[-1].weight, state.nets, weight))
+        return learner.review(state, source, held, jr.key(0))
+
+    first, metrics = reviewed(state, [0.0, 5.0, 0.0])
+    assert float(metrics["since_improved"]) == 0
+    second, metrics = reviewed(first, [5.0, 0.0, 0.0])  # the first member gets worse, the second better
     before, after = np.asarray(first.best.mse), np.asarray(second.best.mse)
     assert after[0] == before[0] and after[1] < before[1] and after[2] == before[2]
-    kept = second.best.weights[0][-1].weight
-    assert same(kept[0], last.weight[0]) and not jnp.any(kept[1]) and same(kept[2], last.weight[2])
+    assert same(second.best.weights[0][-1].weight, good)
     assert float(metrics["since_improved"]) == 0
-    third, metrics = learner.review(second, source, held, jr.key(0))
-    assert float(metrics["since_improved"]) == 1 and same(third.best.mse, second.best.mse)
-    restored = learner.result(second).decoder.nets.layers[-1].weight
-    assert same(restored, kept[jnp.argsort(second.best.mse)])
+    third, metrics = reviewed(second, [5.0, 5.0, 5.0])
+    assert float(metrics["since_improved"]) == 1 and same(third.best, second.best)
+    restored = learner.result(third).decoder.nets.layers[-1].weight
+    assert same(restored, good[jnp.argsort(third.best.mse)])
 
 
 def test_an_improvement_below_one_percent_does_not_count(fresh):
@@ -260,7 +270,7 @@ def test_weight_decay_by_hand_and_stretched():
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_constant_columns_give_no_nan(normalise):
-    data = linear_world(300)
+    data = linear_world()
     flat = dataclasses.replace(
         data,
         observations=data.observations * np.array([1.0, 0.0], np.float32),

@@ -16,16 +16,16 @@ from refplan.dynamics.termination import TerminationLearner, find_ends
 from refplan.files import load_module, save_module
 from refplan.train import fit
 
-SMALL = Ensemble(members=2, elites=1, hidden=(8,), batch_size=64, epochs=30, termination=TerminationLearner((16, 16)))
+HEAD = TerminationLearner((16, 16), rate=1e-2)
+SMALL = Ensemble(members=2, elites=1, hidden=(8,), batch_size=64, epochs=30, patience=30, termination=HEAD)
 
 
-def world(rows=2000, seed=0, share=0.1, noise=0.0):
-    """A walk that ends where s'[0] is among the highest `share`; with `noise` the end is a matter of luck near it."""
+def world(rows=2000, seed=0, level=1.2, noise=0.0):
+    """A walk that ends above a level of s'[0]; with `noise` the end is a matter of luck near it."""
     random = np.random.default_rng(seed)
     obs = random.normal(size=(rows, 2)).astype(np.float32)
     after = obs + 0.5 * random.normal(size=(rows, 2)).astype(np.float32)
-    height = after[:, 0] + noise * random.normal(size=rows)
-    terminated = height > np.quantile(height, 1.0 - share)
+    terminated = after[:, 0] + noise * random.normal(size=rows) > level
     action = random.uniform(-1, 1, (rows, 1)).astype(np.float32)
     ends = (np.arange(rows) % 20 == 19) & ~terminated
     meta = Meta(name="ends")
@@ -105,15 +105,35 @@ def test_stop_and_resume_equals_no_stop(tmp_path):
 
 def test_probabilities_hold_for_the_data_although_batches_are_balanced():
     """Near the edge ends are a matter of luck: the mean probability must be the share of ends, not one half."""
-    model = fit(SMALL, world(rows=4000, share=0.05, noise=1.0), key=jr.key(0), show=False)
-    fresh = world(rows=4000, seed=1, share=0.05, noise=1.0)
+    model = fit(SMALL, world(level=2.5, noise=1.0), key=jr.key(0), show=False)
+    fresh = world(rows=4000, seed=1, level=2.5, noise=1.0)
+    assert 0.03 < fresh.terminated.mean() < 0.07
     rows = fresh.device()
     logit = jax.vmap(model.termination.logit)(rows.obs, rows.action, rows.next_obs)
-    assert float(jnp.mean(jax.nn.sigmoid(logit))) == pytest.approx(0.05, abs=0.025)
+    assert float(jnp.mean(jax.nn.sigmoid(logit))) == pytest.approx(fresh.terminated.mean(), abs=0.025)
+
+
+def test_the_classifier_that_judges_held_out_rows_best_is_kept():
+    data, held = world(), world(seed=1).device()
+    good = HEAD.init(data, jr.key(0))
+    rows, ends = data.device(), find_ends(data)
+    assert eqx.tree_equal(HEAD.result(good).mean, good.best.mean)  # never reviewed: the newest
+    step = eqx.filter_jit(lambda state, key: HEAD.update(state, HEAD.batch(rows, ends, key))[0])
+    for number in range(100):
+        good = step(good, jr.key(number))
+    reviewed, _ = HEAD.review(good, held)
+    assert eqx.tree_equal(HEAD.result(reviewed), HEAD.result(good))
+    wrong = eqx.tree_at(lambda h: h.net.layers[-1].weight, good.termination, -good.termination.net.layers[-1].weight)
+    later, metrics = HEAD.review(reviewed._replace(termination=wrong), held)
+    assert float(metrics["held_termination_loss"]) > float(later.best_loss) == float(reviewed.best_loss)
+    assert eqx.tree_equal(HEAD.result(later), HEAD.result(good))
+    calm = held._replace(terminated=jnp.zeros_like(held.terminated))  # nothing to judge ends by
+    newest, _ = HEAD.review(reviewed._replace(termination=wrong), calm)
+    assert not eqx.tree_equal(HEAD.result(newest), HEAD.result(good))
 
 
 def test_batches_hold_as_many_ends_as_other_steps():
-    data, learner = world(share=0.02), TerminationLearner(batch_size=64)
+    data, learner = world(level=2.5), TerminationLearner(batch_size=64)
     batch = learner.batch(data.device(), find_ends(data), jr.key(0))
     assert int(batch.terminated.sum()) == 32 and batch.reward.shape == (64,)
 

@@ -20,8 +20,6 @@ from refplan.dynamics.belief_decoder import BeliefDecoder
 from refplan.dynamics.belief_dynamics import BeliefDynamics, Scales, decoder_rows, fit_scales, make_optimiser
 from refplan.dynamics.decoder import Decoder, GaussianNet, bounds_penalty, make_gaussian_nets
 from refplan.dynamics.elbo import (
-    KLTarget,
-    RowMembers,
     belief_kl,
     choose_steps,
     free_kl,
@@ -96,8 +94,8 @@ class BeliefModel(AbstractStagedLearner):
     length: int = eqx.field(static=True, default=50)
     beliefs: int = eqx.field(static=True, default=8)  # t drawn per lane and chunk
     past: int = eqx.field(static=True, default=16)  # h <= t decoded for each
-    row_members: RowMembers = eqx.field(static=True, default="one")
-    kl_target: KLTarget = eqx.field(static=True, default="previous")
+    row_members: str = eqx.field(static=True, default="one")  # a decoded row goes to "one" drawn member or to "all"
+    kl_target: str = eqx.field(static=True, default="previous")  # posterior, or "standard": N(0, I)
     stop_gradient: bool = eqx.field(static=True, default=False)  # at the previous posterior, in the KL
     kl_weight: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
     free_bits: Scalar = eqx.field(converter=jnp.asarray, default=0.0)  # nats per latent dimension

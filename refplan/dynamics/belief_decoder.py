@@ -106,7 +106,7 @@ class BeliefDecoder(AbstractReviewingLearner):
         return DecoderState(
             nets,
             self._optimiser.init(eqx.filter(nets, eqx.is_array)),
-            train[jr.randint(key_rows, (members, train.size), 0, train.size)],
+            train[jr.randint(key_rows, (members * train.size,), 0, train.size)].reshape(members, train.size),
             jnp.zeros((), int),
             held,
             Snapshot((nets.layers, nets.inject), jnp.full(members, jnp.inf)),

@@ -4,28 +4,29 @@ A model is run along logged actions from logged states, with the belief the agen
 with what really came. Nothing is simulated, so it works on any data, also on data from another world.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Int
 
 from refplan.agent import AbstractPrior
 from refplan.data.dataset import Dataset
-from refplan.data.sampling import take_rows
 from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics
 from refplan.dynamics.diagnose_data import (
     Memory,
+    Randomness,
     Scale,
     Segments,
     cut_segments,
     data_scale,
     draw_rows,
     eligible_rows,
+    part_of,
     prepare_data,
     remember,
+    take_steps,
 )
 from refplan.dynamics.diagnose_latent import measure_latent
 from refplan.dynamics.diagnose_measure import (
@@ -36,11 +37,10 @@ from refplan.dynamics.diagnose_measure import (
     measure_plans,
     truth_of,
 )
-from refplan.dynamics.diagnose_plans import score_plans
-from refplan.dynamics.diagnose_record import Diagnosis, Ends, PlanNoise, ReturnMatch
+from refplan.dynamics.diagnose_plans import PlanDraws, score_plans
+from refplan.dynamics.diagnose_record import Diagnosis, Ends, LatentUse, PlanNoise, ReturnMatch
 from refplan.dynamics.diagnose_rollout import (
     Rollout,
-    count_draws,
     first_step_density,
     predict_ends,
     real_returns,
@@ -48,7 +48,7 @@ from refplan.dynamics.diagnose_rollout import (
     roll_segments,
 )
 from refplan.errors import RefplanError
-from refplan.types import Key, Transition
+from refplan.types import Key
 
 HORIZONS = (2, 4, 10)  # planning horizons worth a line of their own
 END_ROWS = (1000, 3000)  # at most this many rows with an end, and without
@@ -63,7 +63,7 @@ def diagnose(
     prior: AbstractPrior | None = None,
     segments: int = 1024,
     episodes: int = 128,
-    particles: int = 64,
+    particles: int = 40,
     states: int = 32,
     plans: int = 32,
     repeats: int = 8,
@@ -78,22 +78,16 @@ def diagnose(
     times their std.
     """
     _check_sizes(model, data)
-    keys = jr.split(key, 9)
-    data = prepare_data(data, horizon, episodes, keys[0])
-    rows, scale = data.device(), data_scale(data)
-    first = draw_rows(eligible_rows(data, horizon), segments, keys[1])
-    ends = _end_rows(data, keys[2])
-    memory = remember(model, prior, data, np.concatenate([first, ends]), keys[3])
+    random = Randomness(key)
+    data = prepare_data(data, horizon, episodes, random)
+    scale = data_scale(data)
+    first, ends = draw_rows(eligible_rows(data, horizon), segments, random), _end_rows(data, random)
+    memory = remember(model, prior, data, np.concatenate([first, ends]), random)
     here, at_ends = _part(memory, slice(0, len(first))), _part(memory, slice(len(first), None))
-    cut = cut_segments(data, rows, first, horizon)
+    cut = cut_segments(data, first, horizon)
     horizons = tuple(sorted({h for h in HORIZONS if h <= horizon} | {horizon}))
-    settings: dict[str, Any] = {"horizons": horizons, "discount": discount}
-    roll = roll_segments(
-        model, prior, here.belief, here.prior, cut.steps, keys[4], draws=count_draws(model, particles), **settings
-    )
-    finite = np.logical_and.reduce([np.isfinite(x).reshape(len(first), -1).all(axis=1) for x in roll if x is not None])
-    judged = _judge(model, prior, data, here, cut, roll, scale, finite, settings)
-    some = slice(0, states)
+    world = _World(model, prior, data, scale, random, {"horizons": horizons, "discount": discount})
+    found, diverged = _judge(world, here, cut, max(-(-particles // model.members), 2))
     return Diagnosis(
         data=data.meta.name,
         transitions=len(data),
@@ -101,12 +95,23 @@ def diagnose(
         segments=len(first),
         members=model.members,
         horizon=horizon,
-        diverged=float(1.0 - finite.mean()),
-        **judged,
-        plans=_plans(model, prior, data, _part(here, some), cut, some, sigma, keys[5], plans, repeats, settings),
-        ends=_ends(model, data, at_ends, ends, rows),
-        latent=_latent(model, data, memory, rows, first, scale, keys[6]),
+        diverged=diverged,
+        **found,
+        plans=_plans(world, here, cut, (states, plans, repeats), sigma),
+        ends=_ends(world, at_ends, ends),
+        latent=_latent(world, memory, first),
     )
+
+
+class _World(NamedTuple):
+    """What every part of a diagnosis needs."""
+
+    model: AbstractDynamics
+    prior: AbstractPrior | None
+    data: Dataset
+    scale: Scale
+    random: Randomness
+    settings: dict[str, Any]
 
 
 def _check_sizes(model: AbstractDynamics, data: Dataset) -> None:
@@ -126,51 +131,42 @@ def _check_sizes(model: AbstractDynamics, data: Dataset) -> None:
 
 
 def _part(memory: Memory, which: slice) -> Memory:
-    belief, prior = jax.tree.map(lambda x: x[which], (memory.belief, memory.prior))
+    belief, prior = part_of((memory.belief, memory.prior), which)
     return memory._replace(belief=belief, prior=prior)
 
 
-def _judge(
-    model: AbstractDynamics,
-    prior: AbstractPrior | None,
-    data: Dataset,
-    here: Memory,
-    cut: Segments,
-    roll: Rollout,
-    scale: Scale,
-    finite: np.ndarray,
-    settings: dict[str, Any],
-) -> dict[str, Any]:
-    """Errors, doubt and returns of the segments that stayed finite."""
+def _judge(world: _World, here: Memory, cut: Segments, draws: int) -> tuple[dict[str, Any], float]:
+    """Errors, doubt and returns of the segments that stayed finite, and the share that did not."""
+    model, random = world.model, world.random
+    count, horizon = cut.valid.shape
+    noise = random.normal(count, draws, horizon, model.members, world.data.obs_dim + 1)
+    keys = random.keys(count, draws)
+    roll = roll_segments(model, world.prior, here.belief, here.prior, cut.steps, noise, keys, **world.settings)
+    finite = np.logical_and.reduce([np.isfinite(x).reshape(count, -1).all(axis=1) for x in roll if x is not None])
     if not finite.any():
         raise RefplanError(
-            f"every imagined run of {cut.steps.reward.shape[1]} steps left the finite numbers; this model cannot be "
-            "judged. Use a shorter horizon, or train it again."
+            f"every imagined run of {horizon} steps left the finite numbers; this model cannot be judged. Use a "
+            "shorter horizon, or train it again."
         )
-    std = jnp.asarray(scale.std, jnp.float32)
-    density = first_step_density(model, here.belief, jax.tree.map(lambda x: x[:, 0], cut.steps), std)
-    density = tuple(np.asarray(x)[finite] for x in density)
-    truth, valid = truth_of(cut)[finite], np.asarray(cut.valid)[finite]
-    start = data.observations[cut.row[finite]].astype(np.float64)
     kept = Rollout(*(None if x is None else np.asarray(x, np.float64)[finite] for x in roll))  # ty: ignore
+    std = jnp.asarray(world.scale.std, jnp.float32)
+    mixture, member = first_step_density(model, here.belief, take_steps(world.data, cut.row), std)
+    density = np.asarray(mixture)[finite], np.asarray(member)[finite]
+    truth, valid = truth_of(cut)[finite], np.asarray(cut.valid)[finite]
+    start = world.data.observations[cut.row[finite]].astype(np.float64)
+    runs = draws * model.members
     return {
-        "errors": measure_errors(kept, truth, start, valid, scale, density),
-        "doubt": measure_doubt(kept, truth, valid, scale, model.members),
-        "returns": _returns(model, prior, here, cut, kept, start, finite, settings),
-    }
+        "errors": measure_errors(kept, truth, start, valid, world.scale, density, runs, random),
+        "doubt": measure_doubt(kept, truth, valid, world.scale, model.members),
+        "returns": _returns(world, here, cut, kept, start, finite),
+    }, float(1.0 - finite.mean())
 
 
 def _returns(
-    model: AbstractDynamics,
-    prior: AbstractPrior | None,
-    here: Memory,
-    cut: Segments,
-    kept: Rollout,
-    start: np.ndarray,
-    finite: np.ndarray,
-    settings: dict[str, Any],
+    world: _World, here: Memory, cut: Segments, kept: Rollout, start: np.ndarray, finite: np.ndarray
 ) -> tuple[ReturnMatch, ...]:
-    foreign = cut.steps._replace(action=jnp.roll(cut.steps.action, 1, axis=0))
+    model, prior, settings = world.model, world.prior, world.settings
+    foreign = cut.steps._replace(action=jnp.asarray(np.roll(cut.steps.action, 1, axis=0)))
     shuffled = roll_returns(model, prior, here.belief, here.prior, foreign, **settings)
     realised = real_returns(prior, here.prior, cut.steps, cut.valid, **settings)
     imagined, sampled = (kept.earned, kept.valued), (kept.earned_sampled, kept.valued_sampled)
@@ -184,52 +180,39 @@ def _returns(
 
 
 def _plans(
-    model: AbstractDynamics,
-    prior: AbstractPrior | None,
-    data: Dataset,
-    here: Memory,
-    cut: Segments,
-    some: slice,
-    sigma: float,
-    key: Key,
-    plans: int,
-    repeats: int,
-    settings: dict[str, Any],
+    world: _World, here: Memory, cut: Segments, sizes: tuple[int, int, int], sigma: float
 ) -> tuple[PlanNoise, ...]:
-    """The first states' plans; without a prior scores are plain sums of rewards, so nothing is discounted."""
-    noise = jnp.asarray(sigma * data.actions.std(axis=0), jnp.float32)
-    bounds = jnp.asarray(data.actions.min(axis=0)), jnp.asarray(data.actions.max(axis=0))
-    steps = jax.tree.map(lambda x: x[some], cut.steps)
-    settings = {**settings, "discount": settings["discount"] if prior is not None else 1.0}
-    sampled, mean = score_plans(
-        model, prior, here.belief, here.prior, steps, noise, bounds, key, plans=plans, repeats=repeats, **settings
+    """Plans of the first states; without a prior scores are plain sums of rewards, so nothing is discounted."""
+    states, plans, repeats = min(sizes[0], len(cut.row)), *sizes[1:]
+    model, data, random = world.model, world.data, world.random
+    steps, here = part_of(cut.steps, slice(0, states)), _part(here, slice(0, states))
+    shape = states, plans, cut.valid.shape[1]
+    draws = PlanDraws(
+        random.normal(*shape, data.action_dim),
+        random.keys(*shape, 2),
+        random.integers(model.members, *shape),
+        random.normal(states, plans, repeats, shape[2], model.members, data.obs_dim + 1),
     )
-    sampled, mean = np.asarray(sampled, np.float64), np.asarray(mean, np.float64)
-    return tuple(measure_plans(sampled[..., i], mean[..., i], h) for i, h in enumerate(settings["horizons"]))
+    noise = jnp.asarray(sigma * data.actions.std(axis=0))
+    bounds = jnp.asarray(data.actions.min(axis=0)), jnp.asarray(data.actions.max(axis=0))
+    settings = world.settings if world.prior is not None else {**world.settings, "discount": 1.0}
+    scores = score_plans(model, world.prior, here.belief, here.prior, steps, noise, bounds, draws, **settings)
+    values = np.asarray(scores, np.float64)
+    return tuple(measure_plans(values[..., i], h) for i, h in enumerate(settings["horizons"]))
 
 
-def _end_rows(data: Dataset, key: Key) -> Int[np.ndarray, " rows"]:
-    key_ended, key_other = jr.split(key)
-    ended = draw_rows(np.flatnonzero(data.terminated), END_ROWS[0], key_ended)
-    return np.concatenate([ended, draw_rows(np.flatnonzero(~data.terminated), END_ROWS[1], key_other)])
+def _end_rows(data: Dataset, random: Randomness) -> Int[np.ndarray, " rows"]:
+    ended = draw_rows(np.flatnonzero(data.terminated), END_ROWS[0], random)
+    return np.concatenate([ended, draw_rows(np.flatnonzero(~data.terminated), END_ROWS[1], random)])
 
 
-def _ends(
-    model: AbstractDynamics, data: Dataset, memory: Memory, row: Int[np.ndarray, " rows"], rows: Transition
-) -> Ends:
-    predicted, rule = predict_ends(model, memory.belief, take_rows(rows, jnp.asarray(row)))
-    return measure_ends(data, row, np.asarray(predicted), np.asarray(rule))
+def _ends(world: _World, memory: Memory, row: Int[np.ndarray, " rows"]) -> Ends:
+    predicted, rule = predict_ends(world.model, memory.belief, take_steps(world.data, row))
+    return measure_ends(world.data, row, np.asarray(predicted), np.asarray(rule))
 
 
-def _latent(
-    model: AbstractDynamics,
-    data: Dataset,
-    memory: Memory,
-    rows: Transition,
-    first: Int[np.ndarray, " segments"],
-    scale: Scale,
-    key: Key,
-):
+def _latent(world: _World, memory: Memory, first: Int[np.ndarray, " segments"]) -> LatentUse | None:
+    model = world.model
     if not isinstance(model, AbstractLatentDynamics) or memory.mu is None or memory.log_var is None:
         return None
-    return measure_latent(model, data, memory.mu, memory.log_var, rows, first, scale.std, key)
+    return measure_latent(model, world.data, memory.mu, memory.log_var, first, world.scale.std, world.random)

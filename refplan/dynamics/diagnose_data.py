@@ -1,6 +1,6 @@
 """What a model is judged on: runs of logged steps of one episode, with the belief the agent would have had there."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Key as KeyArray
 
 from refplan.agent import AbstractPrior
 from refplan.data.dataset import Dataset
@@ -15,6 +16,31 @@ from refplan.data.sampling import take_rows
 from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief
 from refplan.errors import RefplanError
 from refplan.types import Key, State, Transition
+
+T = TypeVar("T")
+Keys = KeyArray[Array, "..."]  # many keys
+
+
+class Randomness:
+    """Random numbers of a key made on the host: each shape drawn by JAX would compile a generator of its own."""
+
+    def __init__(self, key: Key):
+        self.key = key
+        self.host = np.random.default_rng(np.asarray(jr.key_data(key)))
+
+    def normal(self, *shape: int) -> Float[Array, "..."]:
+        """Standard normal numbers."""
+        return jnp.asarray(self.host.standard_normal(shape, np.float32))
+
+    def integers(self, high: int, *shape: int) -> Int[Array, "..."]:
+        """Whole numbers from 0 to below `high`."""
+        return jnp.asarray(self.host.integers(high, size=shape, dtype=np.int32))
+
+    def keys(self, *shape: int) -> Keys:
+        """Keys for what draws its own numbers."""
+        words = jr.key_data(self.key).shape[-1]
+        bits = self.host.integers(2**32, size=(*shape, words), dtype=np.uint32)
+        return jr.wrap_key_data(jnp.asarray(bits), impl=jr.key_impl(self.key))
 
 
 class Segments(NamedTuple):
@@ -41,7 +67,7 @@ class Memory(NamedTuple):
     log_var: Float[Array, "time episodes latent"] | None
 
 
-def prepare_data(data: Dataset, horizon: int, episodes: int, key: Key) -> Dataset:
+def prepare_data(data: Dataset, horizon: int, episodes: int, random: Randomness) -> Dataset:
     """At most `episodes` random episodes with known successors; an error where they cannot serve."""
     if not data.sequential:
         raise RefplanError(
@@ -59,7 +85,7 @@ def prepare_data(data: Dataset, horizon: int, episodes: int, key: Key) -> Datase
         )
     if data.episodes <= episodes:
         return data
-    order = np.asarray(jr.permutation(key, data.episodes))[:episodes]
+    order = random.host.permutation(data.episodes)[:episodes]
     if data.lengths[order].max() < horizon:
         order[-1] = np.argmax(data.lengths)
     return data.take_episodes(np.sort(order))
@@ -86,20 +112,30 @@ def eligible_rows(data: Dataset, horizon: int) -> Int[np.ndarray, " rows"]:
     return row[(left >= horizon) | data.terminated[data.ends[episode] - 1]]
 
 
-def cut_segments(data: Dataset, rows: Transition, first: Int[np.ndarray, " segments"], horizon: int) -> Segments:
+def take_steps(data: Dataset, index: Int[np.ndarray, "*batch"]) -> Transition:
+    """The rows at `index`, in its shape; picked on the host, where nothing has to be compiled."""
+    columns = data.observations, data.actions, data.rewards, data.next_observations, data.terminated
+    return Transition(*(jnp.asarray(column[index]) for column in columns))
+
+
+def cut_segments(data: Dataset, first: Int[np.ndarray, " segments"], horizon: int) -> Segments:
     """The run of `horizon` steps from each given row, never past its episode's end."""
     end = data.ends[episode_of(data, first)][:, None]
     index = first[:, None] + np.arange(horizon)[None, :]
-    return Segments(take_rows(rows, jnp.asarray(np.minimum(index, end - 1))), jnp.asarray(index < end), first)
+    return Segments(take_steps(data, np.minimum(index, end - 1)), jnp.asarray(index < end), first)
 
 
-def draw_rows(rows: Int[np.ndarray, " rows"], count: int, key: Key) -> Int[np.ndarray, " picked"]:
+def draw_rows(rows: Int[np.ndarray, " rows"], count: int, random: Randomness) -> Int[np.ndarray, " picked"]:
     """At most `count` of the rows, in random order, none twice."""
-    return rows[np.asarray(jr.permutation(key, len(rows)))[:count]]
+    return rows[random.host.permutation(len(rows))[:count]]
 
 
 def remember(
-    model: AbstractDynamics, prior: AbstractPrior | None, data: Dataset, row: Int[np.ndarray, " rows"], key: Key
+    model: AbstractDynamics,
+    prior: AbstractPrior | None,
+    data: Dataset,
+    row: Int[np.ndarray, " rows"],
+    random: Randomness,
 ) -> Memory:
     """Walk whole episodes once, side by side, and keep what model and prior remember on arriving at `row`."""
     start = (model.start(), () if prior is None else prior.start())
@@ -110,10 +146,21 @@ def remember(
     time = row - data.starts[episode]
     table, slot = _meeting_table(time, episode, int(data.lengths.max()))
     kept, posteriors = _walk(
-        model, prior, data.device(), jnp.asarray(data.starts), jnp.asarray(data.ends - 1), jnp.asarray(table), key
+        model,
+        prior,
+        data.device(),
+        jnp.asarray(data.starts),
+        jnp.asarray(data.ends - 1),
+        jnp.asarray(table),
+        random.keys(),
     )
-    belief, state = jax.tree.map(lambda x: x[jnp.asarray(time), jnp.asarray(slot)], kept)
+    belief, state = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[time, slot]), kept)
     return Memory(belief, state, *(posteriors or (None, None)))
+
+
+def part_of(tree: T, which: slice) -> T:
+    """The same slice of every array."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[which]), tree)
 
 
 def _meeting_table(

@@ -3,15 +3,15 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from refplan.data.dataset import Dataset
 from refplan.dynamics.base import AbstractLatentDynamics
+from refplan.dynamics.diagnose_data import Randomness, take_steps
 from refplan.dynamics.diagnose_record import LatentUse
 from refplan.dynamics.diagnose_rollout import log_density
-from refplan.types import Key, Transition
+from refplan.types import Transition
 
 Path = Float[np.ndarray, "episodes time latent"]
 Live = Bool[np.ndarray, "episodes time"]
@@ -28,10 +28,9 @@ def measure_latent(
     data: Dataset,
     mu: Float[Array, "time episodes latent"],
     log_var: Float[Array, "time episodes latent"],
-    rows: Transition,
     row: Int[np.ndarray, " segments"],
     scale: Float[np.ndarray, " outputs"],
-    key: Key,
+    random: Randomness,
 ) -> LatentUse:
     """Posteriors along all episodes, and the one-step NLL at `row` under true, foreign and no latents."""
     means, log_vars = (np.swapaxes(np.asarray(x, np.float64), 0, 1) for x in (mu, log_var))
@@ -39,7 +38,7 @@ def measure_latent(
     between = gaussian_kl(means[:, 1:], log_vars[:, 1:], means[:, :-1], log_vars[:, :-1])[live[:, 1:]]
     averages = np.where(live[..., None], means, 0.0).sum(axis=1) / data.lengths[:, None]
     movement, distance, settled = _settling(means, live)
-    nll = _nll_by_latent(model, data, means, log_vars, rows, row, scale, key)
+    nll = _nll_by_latent(model, data, means, log_vars, row, scale, random)
     return LatentUse(
         kl_previous=float(between.mean()) if len(between) else float("nan"),
         kl_first=float(gaussian_kl(means[:, 0], log_vars[:, 0], 0.0, 0.0).mean()),
@@ -77,28 +76,25 @@ def _nll_by_latent(
     data: Dataset,
     means: Path,
     log_vars: Path,
-    rows: Transition,
     row: Int[np.ndarray, " segments"],
     scale: Float[np.ndarray, " outputs"],
-    key: Key,
+    random: Randomness,
 ) -> dict[str, float]:
     """The same steps decoded under different latents."""
     episode = np.searchsorted(data.starts, row, side="right") - 1
     here = means[episode, row - data.starts[episode]]
     std = np.exp(0.5 * log_vars[episode, row - data.starts[episode]])
-    key_noise, key_other = jr.split(key)
     live = np.arange(means.shape[1])[None] < data.lengths[:, None]
-    others = np.asarray(jr.randint(key_other, (len(row),), 0, live.sum()))
+    others = random.host.integers(live.sum(), size=len(row))
     latents = {
         "nll_mean": here,
-        "nll_sampled": here + std * np.asarray(jr.normal(key_noise, here.shape), np.float64),
+        "nll_sampled": here + std * random.host.standard_normal(here.shape),
         "nll_shuffled": means[live][others],
         "nll_constant": np.broadcast_to(means[live].mean(axis=0), here.shape),
         "nll_zero": np.zeros_like(here),
     }
-    steps = jax.tree.map(lambda x: x[jnp.asarray(row)], rows)
     stacked = jnp.asarray(np.stack(list(latents.values())), jnp.float32)
-    values = _decode_under(model, stacked, steps, jnp.asarray(scale, jnp.float32))
+    values = _decode_under(model, stacked, take_steps(data, row), jnp.asarray(scale, jnp.float32))
     return {name: float(value) for name, value in zip(latents, values, strict=True)}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from refplan.data.dataset import Dataset
-from refplan.dynamics.diagnose_data import Scale, Segments
+from refplan.dynamics.diagnose_data import Randomness, Scale, Segments
 from refplan.dynamics.diagnose_record import Doubt, Ends, Errors, PlanNoise, ReturnMatch
 from refplan.dynamics.diagnose_rollout import Rollout
 
@@ -42,15 +42,22 @@ def root_mean(square: Float[np.ndarray, "segments steps *more"], valid: Valid) -
 
 
 def measure_errors(
-    roll: Rollout, truth: Cube, start: Float[np.ndarray, "segments obs"], valid: Valid, scale: Scale, nll: tuple
+    roll: Rollout,
+    truth: Cube,
+    start: Float[np.ndarray, "segments obs"],
+    valid: Valid,
+    scale: Scale,
+    nll: tuple[np.ndarray, np.ndarray],
+    runs: int,
+    random: Randomness,
 ) -> Errors:
     """k-step errors, their trivial rivals, and calibration. `nll`: log densities (mixture, member) at k = 1."""
     square = lambda guess: ((guess - truth) / scale.std) ** 2  # noqa: E731
     total = lambda guess: root_mean(square(guess).mean(axis=2), valid)  # noqa: E731
     stays, drifts = trivial_guesses(start, scale, truth.shape[1])
     single = square(roll.centre)
-    low, high = _bootstrap(single.mean(axis=2), valid)
-    coverage = _coverage(np.asarray(roll.pit, np.float64), valid)
+    low, high = _bootstrap(single.mean(axis=2), valid, random)
+    coverage = _coverage(place_among(roll, runs, random), valid)
     ahead = (truth[:, 0] - np.concatenate([start, np.zeros_like(start[:, :1])], axis=1) - scale.mean) / scale.std
     return Errors(
         outputs=(*(f"obs[{i}]" for i in range(start.shape[1])), "reward"),
@@ -87,9 +94,17 @@ def _median(x: Vector) -> float:
     return float(np.median(x)) if len(x) else float("nan")
 
 
-def _bootstrap(square: Float[np.ndarray, "segments steps"], valid: Valid, reps: int = 300) -> np.ndarray:
+def place_among(roll: Rollout, runs: int, random: Randomness) -> Cube:
+    """Randomised probability integral transform: uniform if the truth is one more draw from the same distribution."""
+    ties = random.host.random(np.shape(roll.below)) * (runs * np.asarray(roll.equal) + 1.0)
+    return (runs * np.asarray(roll.below) + ties) / (runs + 1.0)
+
+
+def _bootstrap(
+    square: Float[np.ndarray, "segments steps"], valid: Valid, random: Randomness, reps: int = 300
+) -> Float[np.ndarray, "2 steps"]:
     """95 % interval of the RMSE over resampled segments."""
-    weight = np.random.default_rng(0).multinomial(len(square), np.full(len(square), 1 / len(square)), size=reps)
+    weight = random.host.multinomial(len(square), np.full(len(square), 1 / len(square)), size=reps)
     count = weight @ valid
     total = weight @ np.where(valid, square, 0.0)
     roots = np.sqrt(np.where(count > 0, total, np.nan) / np.maximum(count, 1))
@@ -109,7 +124,7 @@ def measure_doubt(roll: Rollout, truth: Cube, valid: Valid, scale: Scale, member
     """Whether spread and error go together, over segments, and whether they have the same size."""
     size = lambda x: np.sqrt(((np.asarray(x, np.float64) / scale.std) ** 2).mean(axis=2))  # noqa: E731
     spread, error = size(roll.spread), size(roll.centre - truth)
-    deviation, error_sampled = size(roll.deviation), size(roll.average - truth)
+    deviation = size(roll.deviation)
     steps = range(truth.shape[1])
     ranks = lambda a, b: np.array([spearman(a[valid[:, k], k], b[valid[:, k], k]) for k in steps])  # noqa: E731
     ratio = lambda a, b: _ratio(root_mean(a**2, valid), root_mean(b**2, valid))  # noqa: E731
@@ -117,8 +132,8 @@ def measure_doubt(roll: Rollout, truth: Cube, valid: Valid, scale: Scale, member
     return Doubt(
         absent if members < 2 else ranks(spread, error),
         absent if members < 2 else ratio(spread, error),
-        ranks(deviation, error_sampled),
-        ratio(deviation, error_sampled),
+        ranks(deviation, error),
+        ratio(deviation, error),
     )
 
 
@@ -166,14 +181,12 @@ def partial_correlation(x: Vector, y: Vector, given: Float[np.ndarray, "n obs"])
     return pearson(rest[:, 0], rest[:, 1])
 
 
-def measure_plans(
-    sampled: Float[np.ndarray, "states plans repeats"], mean: Float[np.ndarray, "states plans"], horizon: int
-) -> PlanNoise:
+def measure_plans(scores: Float[np.ndarray, "states plans repeats1"], horizon: int) -> PlanNoise:
     """Variance of scores within a plan and between the plans of one state (one-way analysis of variance)."""
-    keep = np.isfinite(sampled).all(axis=(1, 2)) & np.isfinite(mean).all(axis=1)
-    sampled, mean = sampled[keep], mean[keep]
-    if not len(sampled):
+    scores = scores[np.isfinite(scores).all(axis=(1, 2))]
+    if not len(scores):
         return PlanNoise(horizon, *[float("nan")] * 4)
+    mean, sampled = scores[..., 0], scores[..., 1:]
     noise = sampled.var(axis=2, ddof=1).mean()
     action = max(sampled.mean(axis=2).var(axis=1, ddof=1).mean() - noise / sampled.shape[2], 0.0)
     share = noise / (noise + action) if noise + action > 0 else float("nan")

@@ -1,38 +1,43 @@
 """How much of the difference between plans is their actions, and how much is the noise of imagining them."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from refplan.agent import AbstractPrior
 from refplan.dynamics.base import AbstractDynamics, Belief, Hypothesis
+from refplan.dynamics.diagnose_data import Keys
 from refplan.dynamics.diagnose_rollout import imagine, score
-from refplan.types import Action, Key, Obs, State, Transition
+from refplan.types import Action, Obs, State, Transition
+
+
+class PlanDraws(NamedTuple):
+    """Everything random about the plans: drawn outside, because compiling generators inside loops takes seconds."""
+
+    action: Float[Array, "*batch time act"]  # standard normal, for logged actions where there is no prior
+    keys: Keys  # (*batch, time, 2) for the prior
+    member: Int[Array, "*batch time"]  # whom to believe while proposing
+    noise: Float[Array, "*batch repeats time member outputs"]  # of transitions, for scoring
 
 
 def propose(
-    model: AbstractDynamics,
-    prior: AbstractPrior,
-    hypothesis: Hypothesis,
-    state: State,
-    obs: Obs,
-    horizon: int,
-    key: Key,
+    model: AbstractDynamics, prior: AbstractPrior, hypothesis: Hypothesis, state: State, obs: Obs, draws: PlanDraws
 ) -> Float[Array, "time act"]:
-    """One plan: actions sampled from the prior while it is imagined to act."""
+    """One plan: actions sampled from the prior while it is imagined to act, by the means of one member per step."""
 
-    def step(carry: tuple[State, Obs], key: Key) -> tuple[tuple[State, Obs], Action]:
-        state, obs = carry
-        key_action, key_act, key_step = jr.split(key, 3)
-        action, _ = prior.sample(state, obs, key_action)
-        _, state = prior.act(state, obs, key_act)
-        after = model.step(hypothesis, obs, action, key_step)
-        state = prior.observe(state, Transition(obs, action, after.reward, after.next_obs, after.terminated))
-        return (state, after.next_obs), action
+    def step(carry: tuple[State, Obs], x: tuple[Keys, Array]) -> tuple[tuple[State, Obs], Action]:
+        (state, obs), (keys, member) = carry, x
+        action, _ = prior.sample(state, obs, keys[0])
+        _, state = prior.act(state, obs, keys[1])
+        outcome = model.predict_from(hypothesis, obs, action)
+        after, reward = outcome.next_obs[member], outcome.reward[member]
+        ended = model.termination(obs, action, after)
+        return (prior.observe(state, Transition(obs, action, reward, after, ended)), after), action
 
-    return jax.lax.scan(step, (state, obs), jr.split(key, horizon))[1]
+    return jax.lax.scan(step, (state, obs), (draws.keys, draws.member))[1]
 
 
 @eqx.filter_jit
@@ -44,34 +49,28 @@ def score_plans(
     steps: Transition,
     noise: Float[Array, " act"],
     bounds: tuple[Float[Array, " act"], Float[Array, " act"]],
-    key: Key,
+    draws: PlanDraws,
     *,
-    plans: int,
-    repeats: int,
     horizons: tuple[int, ...],
     discount: float,
-) -> tuple[Float[Array, "states plans repeats horizons"], Float[Array, "states plans horizons"]]:
-    """Scores of several plans from each state, members averaged: drawn `repeats` times, and by mean propagation.
+) -> Float[Array, "states plans repeats1 horizons"]:
+    """Scores of several plans from each state, members averaged: the first by mean propagation, the others drawn.
 
-    Plans are sampled from the prior, or are the logged actions plus Gaussian `noise` inside the bounds.
+    Plans are sampled from the prior, or are the logged actions plus Gaussian `noise`, inside the bounds.
     """
 
-    def plan_of(hypothesis: Hypothesis, state: State, steps: Transition, key: Key) -> Float[Array, "time act"]:
-        if prior is not None:
-            return propose(model, prior, hypothesis, state, steps.obs[0], steps.reward.shape[0], key)
-        wanted = steps.action + noise[None] * jr.normal(key, steps.action.shape)
-        return jnp.clip(wanted, bounds[0][None], bounds[1][None])
+    def one_plan(hypothesis: Hypothesis, state: State, steps: Transition, draws: PlanDraws) -> Array:
+        obs = steps.obs[0]
+        if prior is None:
+            actions = jnp.clip(steps.action + noise[None] * draws.action, bounds[0][None], bounds[1][None])
+        else:
+            actions = propose(model, prior, hypothesis, state, obs, draws)
+        shocks = jnp.concatenate([jnp.zeros_like(draws.noise[:1]), draws.noise])
+        judge = lambda n: score(imagine(model, hypothesis, obs, actions, n), prior, state, discount, horizons)  # noqa: E731
+        return jnp.mean(jax.vmap(judge)(shocks), axis=-1)
 
-    def one_plan(hypothesis: Hypothesis, state: State, steps: Transition, key: Key) -> tuple[Array, Array]:
-        key_plan, key_noise = jr.split(key)
-        actions = plan_of(hypothesis, state, steps, key_plan)
-        judge = lambda k: jnp.mean(  # noqa: E731
-            score(imagine(model, hypothesis, steps.obs[0], actions, k), prior, state, discount, horizons), axis=-1
-        )
-        return jax.vmap(judge)(jr.split(key_noise, repeats)), judge(None)
-
-    def one_state(belief: Belief, state: State, steps: Transition, key: Key) -> tuple[Array, Array]:
+    def one_state(belief: Belief, state: State, steps: Transition, draws: PlanDraws) -> Array:
         hypothesis = model.centre(belief, steps.obs[0])
-        return jax.vmap(lambda k: one_plan(hypothesis, state, steps, k))(jr.split(key, plans))
+        return jax.vmap(lambda d: one_plan(hypothesis, state, steps, d))(draws)
 
-    return jax.vmap(one_state)(beliefs, states, steps, jr.split(key, steps.reward.shape[0]))
+    return jax.vmap(one_state)(beliefs, states, steps, draws)

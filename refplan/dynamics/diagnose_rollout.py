@@ -5,14 +5,14 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float
 
 from refplan.agent import AbstractPrior
 from refplan.dynamics.base import AbstractDynamics, Belief, Hypothesis
-from refplan.types import Action, Key, Obs, State, Transition
+from refplan.dynamics.diagnose_data import Keys
+from refplan.types import Obs, State, Transition
 
 STD_FLOOR = 1e-6  # in units of the data's std: keeps the density of a model without noise finite
 
@@ -38,7 +38,8 @@ class Rollout(NamedTuple):
     average: Float[Array, "*segments time outputs"]  # of sampled runs
     deviation: Float[Array, "*segments time outputs"]  # their std
     draw: Float[Array, "*segments time outputs"]  # one of them
-    pit: Float[Array, "*segments time outputs"]  # place of the truth among the sampled runs, 0 to 1
+    below: Float[Array, "*segments time outputs"]  # share of sampled runs below the truth
+    equal: Float[Array, "*segments time outputs"]  # share equal to it
     earned: Float[Array, "*segments horizons"]  # imagined return, mean propagation
     earned_sampled: Float[Array, "*segments horizons"]  # average over sampled runs
     valued: Float[Array, "*segments horizons"] | None  # the same discounted, plus the terminal value
@@ -46,26 +47,36 @@ class Rollout(NamedTuple):
 
 
 def imagine(
-    model: AbstractDynamics, hypothesis: Hypothesis, obs: Obs, actions: Float[Array, "time act"], key: Key | None
+    model: AbstractDynamics,
+    hypothesis: Hypothesis,
+    obs: Obs,
+    actions: Float[Array, "time act"],
+    noise: Float[Array, "time member outputs"],
 ) -> Imagined:
-    """Every member along the actions from one state: by its means without a key, else with a draw at every step."""
+    """Every member along the actions from one state, `noise` stds off its means at every step (0: mean propagation).
 
-    def step(carry: tuple[Array, Array], x: tuple[Action, Key | None]) -> tuple[tuple[Array, Array], Imagined]:
+    The noise is given, not drawn here: compiling a random generator inside a loop takes seconds.
+    """
+
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[tuple[Array, Array], Imagined]:
         states, alive = carry
-        action, key = x
+        action, noise = x
         outcome = model.predict(hypothesis, states, action)
-        after, reward = outcome.next_obs, outcome.reward
-        if key is not None:
-            noise = jr.normal(key, (after.shape[0], after.shape[1] + 1))
-            after = after + outcome.next_obs_std * noise[:, :-1]
-            reward = reward + outcome.reward_std * noise[:, -1]
+        after = outcome.next_obs + outcome.next_obs_std * noise[:, :-1]
+        reward = outcome.reward + outcome.reward_std * noise[:, -1]
         ended = jax.vmap(model.termination, in_axes=(0, None, 0))(states, action, after)
         lives = alive & ~ended
         return (after, lives), Imagined(after, reward, alive, lives)
 
     begin = jnp.broadcast_to(obs, (model.members, *obs.shape)), jnp.ones(model.members, bool)
-    keys = None if key is None else jr.split(key, actions.shape[0])
-    return jax.lax.scan(step, begin, (actions, keys))[1]
+    return jax.lax.scan(step, begin, (actions, noise))[1]
+
+
+def imagine_mean(
+    model: AbstractDynamics, hypothesis: Hypothesis, obs: Obs, actions: Float[Array, "time act"]
+) -> Imagined:
+    """Mean propagation."""
+    return imagine(model, hypothesis, obs, actions, jnp.zeros((actions.shape[0], model.members, obs.shape[0] + 1)))
 
 
 def sum_rewards(
@@ -108,48 +119,51 @@ def roll_segments(
     beliefs: Belief,
     states: State,
     steps: Transition,
-    key: Key,
+    noise: Float[Array, "segments draws time member outputs"],
+    keys: Keys,
     *,
-    draws: int,
     horizons: tuple[int, ...],
     discount: float,
 ) -> Rollout:
-    """Mean and sampled runs of every segment along its logged actions."""
+    """Mean and sampled runs of every segment along its logged actions; `keys` (segments, draws) draw hypotheses."""
+    draws = keys.shape[1]
 
-    def one(belief: Belief, state: State, steps: Transition, key: Key) -> Rollout:
-        key_hypothesis, key_noise, key_ties = jr.split(key, 3)
+    def one(belief: Belief, state: State, steps: Transition, noise: Array, keys: Keys) -> Rollout:
         obs = steps.obs[0]
-        mean = imagine(model, model.centre(belief, obs), obs, steps.action, None)
-        hypotheses = jax.vmap(lambda k: model.sample(belief, obs, k))(jr.split(key_hypothesis, draws))
-        run = lambda h, k: imagine(model, h, obs, steps.action, k)  # noqa: E731
-        sampled = jax.vmap(run, axis_size=draws)(hypotheses, jr.split(key_noise, draws))
-        cloud = jnp.moveaxis(sampled.outputs(), 1, 0).reshape(steps.reward.shape[0], -1, obs.shape[0] + 1)
+        sampled = jax.vmap(lambda k: model.sample(belief, obs, k))(keys)
+        hypotheses = jax.tree.map(lambda c, s: jnp.concatenate([c[None], s]), model.centre(belief, obs), sampled)
+        noise = jnp.concatenate([jnp.zeros_like(noise[:1]), noise])  # the first run is that of the means
+        run = lambda h, n: imagine(model, h, obs, steps.action, n)  # noqa: E731
+        runs = jax.vmap(run, axis_size=draws + 1)(hypotheses, noise)
+        plain = jax.vmap(lambda r: jnp.mean(score(r, None, (), 1.0, horizons), axis=-1))(runs)
+        valued = jax.vmap(lambda r: jnp.mean(score(r, prior, state, discount, horizons), axis=-1))(runs)
         truth = jnp.concatenate([steps.next_obs, steps.reward[:, None]], axis=1)
-        plain = lambda r: jnp.mean(score(r, None, (), 1.0, horizons), axis=-1)  # noqa: E731
-        valued = lambda r: jnp.mean(score(r, prior, state, discount, horizons), axis=-1)  # noqa: E731
-        return Rollout(
-            jnp.mean(mean.outputs(), axis=1),
-            jnp.std(mean.outputs(), axis=1, ddof=min(model.members - 1, 1)),
-            jnp.mean(cloud, axis=1),
-            jnp.std(cloud, axis=1, ddof=1),
-            cloud[:, 0],
-            place_among(cloud, truth, key_ties),
-            plain(mean),
-            jnp.mean(jax.vmap(plain)(sampled), axis=0),
-            None if prior is None else valued(mean),
-            None if prior is None else jnp.mean(jax.vmap(valued)(sampled), axis=0),
-        )
+        return _summarise(runs.outputs(), truth, plain, None if prior is None else valued)
 
-    return jax.vmap(one)(beliefs, states, steps, jr.split(key, steps.reward.shape[0]))
+    return jax.vmap(one)(beliefs, states, steps, noise, keys)
 
 
-def place_among(
-    cloud: Float[Array, "time run outputs"], truth: Float[Array, "time outputs"], key: Key
-) -> Float[Array, "time outputs"]:
-    """Randomised probability integral transform: uniform if the truth is one more draw from the same distribution."""
-    below = jnp.sum(cloud < truth[:, None], axis=1)
-    equal = jnp.sum(cloud == truth[:, None], axis=1)
-    return (below + jr.uniform(key, truth.shape) * (equal + 1)) / (cloud.shape[1] + 1)
+def _summarise(
+    outputs: Float[Array, "runs time member outputs"],
+    truth: Float[Array, "time outputs"],
+    plain: Float[Array, "runs horizons"],
+    valued: Float[Array, "runs horizons"] | None,
+) -> Rollout:
+    mean = outputs[0]
+    cloud = jnp.moveaxis(outputs[1:], 1, 0).reshape(truth.shape[0], -1, truth.shape[1])
+    return Rollout(
+        jnp.mean(mean, axis=1),
+        jnp.std(mean, axis=1, ddof=min(mean.shape[1] - 1, 1)),
+        jnp.mean(cloud, axis=1),
+        jnp.std(cloud, axis=1, ddof=1),
+        cloud[:, 0],
+        jnp.mean(cloud < truth[:, None], axis=1),
+        jnp.mean(cloud == truth[:, None], axis=1),
+        plain[0],
+        jnp.mean(plain[1:], axis=0),
+        None if valued is None else valued[0],
+        None if valued is None else jnp.mean(valued[1:], axis=0),
+    )
 
 
 @eqx.filter_jit
@@ -167,7 +181,7 @@ def roll_returns(
 
     def one(belief: Belief, state: State, steps: Transition) -> tuple[Array, Array | None]:
         obs = steps.obs[0]
-        run = imagine(model, model.centre(belief, obs), obs, steps.action, None)
+        run = imagine_mean(model, model.centre(belief, obs), obs, steps.action)
         valued = None if prior is None else jnp.mean(score(run, prior, state, discount, horizons), axis=-1)
         return jnp.mean(score(run, None, (), 1.0, horizons), axis=-1), valued
 
@@ -233,8 +247,3 @@ def predict_ends(
         return jnp.mean(ends) > 0.5, model.termination(step.obs, step.action, step.next_obs)
 
     return jax.vmap(one)(beliefs, steps)
-
-
-def count_draws(model: AbstractDynamics, particles: int) -> int:
-    """How many hypotheses to draw for about `particles` sampled runs, each hypothesis being run by every member."""
-    return max(-(-particles // model.members), 2)

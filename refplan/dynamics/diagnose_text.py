@@ -9,7 +9,8 @@ from refplan.dynamics.diagnose_record import Diagnosis, ReturnMatch
 
 # Where a number starts to matter. They are judgements, not theorems; the numbers themselves are always shown beside.
 GOOD_RANK, WEAK_RANK = 0.7, 0.4  # rank correlation of imagined and realised return
-TOO_NARROW, TOO_WIDE = 0.8, 0.97  # coverage of 90 % intervals
+TOO_NARROW, TOO_WIDE = 0.85, 0.97  # coverage of 90 % intervals
+CLEARLY_BETTER = 0.9  # error over that of the best trivial predictor
 MUCH_NOISE = 0.5  # share of score differences between plans that is noise
 THIN_POSTERIOR = 0.25  # posterior std over the spread of posterior means
 LITTLE_GAIN = 0.02  # nats per output that the latent saves against a constant one
@@ -17,8 +18,8 @@ DOUBT_RANK = 0.3  # rank correlation of members' spread and error
 
 
 def useful_steps(d: Diagnosis) -> int:
-    """For how many steps in a row, from the first, the model beats both trivial predictors."""
-    worse = d.errors.rmse >= np.minimum(d.errors.rmse_stays, d.errors.rmse_drifts)
+    """For how many steps in a row, from the first, the model clearly beats both trivial predictors."""
+    worse = d.errors.rmse >= CLEARLY_BETTER * np.minimum(d.errors.rmse_stays, d.errors.rmse_drifts)
     return int(np.argmax(worse)) if worse.any() else d.horizon
 
 
@@ -84,8 +85,8 @@ def _opening(d: Diagnosis) -> str:
         start = ""
     steps, good = useful_steps(d), useful_returns(d)
     if steps == 0:
-        return start + "Planning will not help: one step ahead the model is no better than assuming nothing changes."
-    reach = f"the model beats trivial guesses for {steps} of {d.horizon} steps"
+        return start + "Planning will not help: one step ahead the model is hardly better than a trivial guess."
+    reach = f"the model clearly beats trivial guesses for {steps} of {d.horizon} steps"
     if not good:
         return (
             start + f"Planning is unlikely to help: {reach}, but imagined returns do not rank the realised ones "

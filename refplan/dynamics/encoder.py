@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from refplan.nn import Linear, Normaliser, make_mlp
+from refplan.nn import Linear, Normaliser
 from refplan.types import Key, Transition
 
 
@@ -92,18 +92,27 @@ def make_encoder(
 
     `embed` holds the embedding sizes of state, action and reward.
     """
-    keys = jr.split(key, 7)
-    inputs = (obs, action, 1)
-    embeddings = [make_mlp((i, o), k).layers[0] for i, o, k in zip(inputs, embed, keys[:3], strict=True)]
-    orthogonal = jax.nn.initializers.orthogonal()
-    gru = GRU(
-        Linear(orthogonal(keys[3], (sum(embed), 3 * memory)), jnp.zeros(3 * memory)),
-        Linear(orthogonal(keys[4], (memory, 3 * memory)), jnp.zeros(3 * memory)),
-    )
-    heads = [make_mlp((memory, latent), k).layers[0] for k in keys[5:]]
-    return Encoder(
-        obs=embeddings[0], action=embeddings[1], reward=embeddings[2], gru=gru, mean=heads[0], log_var=heads[1]
-    )
+    key_linear, key_gru = jr.split(key)
+    # One draw for all linear layers and one for the GRU: separate ones compile separately and cost seconds.
+    shapes = [(obs, embed[0]), (action, embed[1]), (1, embed[2]), (memory, latent), (memory, latent)]
+    flat = jr.uniform(key_linear, (sum((i + 1) * o for i, o in shapes),), minval=-1.0, maxval=1.0)
+    layers, at = [], 0
+    for i, o in shapes:
+        both = flat[at : at + (i + 1) * o].reshape(i + 1, o) * i**-0.5
+        layers.append(Linear(both[:-1], both[-1]))
+        at += (i + 1) * o
+    bias, inputs = jnp.zeros(3 * memory), sum(embed)
+    gates = jr.normal(key_gru, (3 * memory * (inputs + memory),)).reshape(3 * memory, inputs + memory)
+    gru = GRU(*(Linear(_orthogonal(x), bias) for x in jnp.split(gates, [inputs], axis=1)))
+    return Encoder(obs=layers[0], action=layers[1], reward=layers[2], gru=gru, mean=layers[3], log_var=layers[4])
+
+
+def _orthogonal(normal: Float[Array, "outputs inputs"]) -> Float[Array, "inputs outputs"]:
+    """A matrix whose shorter side is orthonormal, drawn evenly from all of them (QR with the signs of R's diagonal)."""
+    if normal.shape[0] < normal.shape[1]:
+        return _orthogonal(normal.T).T
+    q, r = jnp.linalg.qr(normal)
+    return (q * jnp.sign(jnp.diagonal(r))[None]).T
 
 
 def empty_belief(encoder: Encoder, action: int, lanes: tuple[int, ...] = ()) -> HistoryBelief:
@@ -150,7 +159,8 @@ def sample_gaussian(
     mean: Float[Array, "*batch latent"], log_var: Float[Array, "*batch latent"], key: Key
 ) -> Float[Array, "*batch latent"]:
     """m = mu + sigma * noise."""
-    return mean + jnp.exp(0.5 * log_var) * jr.normal(key, mean.shape)
+    noise = jr.normal(key, (mean.size,)).reshape(mean.shape)  # flat draws compile several times faster than shaped ones
+    return mean + jnp.exp(0.5 * log_var) * noise
 
 
 def gaussian_kl(

@@ -106,7 +106,9 @@ class Ensemble(AbstractReviewingLearner):
     units it is trained in), and kept if that fell by more than `min_improvement`. Training stops when no member has
     improved for more than `patience` epochs; every member goes back to its best, and the best `elites` predict.
 
-    Departures from MOPO: one output layer for mean and variance (as in OfflineRL-Kit; MOPO has two on one trunk).
+    Departures from MOPO: targets standardised unless `normalise_targets` is off (raw ones learn several times slower
+    where dimensions differ in scale); one output layer for mean and variance (as in OfflineRL-Kit; MOPO has two).
+    As in MOPO, a member goes back to its best weights but not to the log-variance bounds of that time: all share them.
     """
 
     members: int = eqx.field(static=True, default=7)
@@ -118,7 +120,7 @@ class Ensemble(AbstractReviewingLearner):
     # Per layer, on weights only: 0.5 decay |W|^2 in the loss. With another number of layers it is interpolated.
     decay: Float[Array, " layer"] = eqx.field(converter=jnp.asarray, default=(2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4))
     bounds_weight: Scalar = eqx.field(converter=jnp.asarray, default=0.01)
-    normalise_targets: bool = eqx.field(static=True, default=False)
+    normalise_targets: bool = eqx.field(static=True, default=True)
     held_fraction: float = eqx.field(static=True, default=0.2)
     held_most: int = eqx.field(static=True, default=1000)
     patience: int = eqx.field(static=True, default=5)
@@ -213,11 +215,13 @@ class Ensemble(AbstractReviewingLearner):
         mse, nll = held_out_errors(state.nets, state.inputs, state.targets, held.rows)
         best, improved = keep_better(state.best, state.nets, mse, self.min_improvement)
         since = jnp.where(jnp.any(improved), 0, state.since + 1)
-        order = jr.permutation(key, state.order, axis=1, independent=True)
+        termination, metrics = self.termination.review(state.termination, held.rows)
         elites = jnp.sort(best.mse)[: self.elites]
-        metrics = {"held_mse": jnp.mean(mse), "best_mse": jnp.mean(elites), "held_nll": jnp.mean(nll)}
+        metrics = {"held_mse": jnp.mean(mse), "best_mse": jnp.mean(elites), "held_nll": jnp.mean(nll), **metrics}
         metrics["since_improved"] = since.astype(jnp.float32)
-        return state._replace(best=best, since=since, order=order, position=jnp.zeros_like(state.position)), metrics
+        order = jr.permutation(key, state.order, axis=1, independent=True)
+        state = state._replace(best=best, since=since, termination=termination)
+        return state._replace(order=order, position=jnp.zeros_like(state.position)), metrics
 
     def finished(self, state: EnsembleState) -> Flag:
         """Whether no member has improved for more than `patience` epochs."""
@@ -228,7 +232,11 @@ class Ensemble(AbstractReviewingLearner):
         nets = eqx.tree_at(lambda n: (n.layers, n.inject), state.nets, state.best.weights)
         order = jnp.argsort(state.best.mse)
         decoder = Decoder(take_members(nets, order), state.inputs, state.targets, self.elites)
-        return EnsembleDynamics(decoder, self.termination.result(state.termination), state.best.mse[order])
+        return EnsembleDynamics(
+            decoder=decoder,
+            termination=self.termination.result(state.termination),
+            held_mse=state.best.mse[order],
+        )
 
 
 def weight_decay(nets: GaussianNet, decay: Float[Array, " layer"]) -> Scalar:

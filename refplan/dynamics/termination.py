@@ -1,7 +1,8 @@
 """When the imagined world ends: by the task's rule, by a classifier learned beside the model, or never.
 
 Ends are rare (a fall in hundreds of steps), so the classifier sees as many ends as other steps, and its last bias is
-moved afterwards by the log-odds of an end in the data: its probabilities then hold for the data as it is.
+moved afterwards by the log-odds of an end in the data: its probabilities then hold for the data as it is. Few ends are
+soon learned by heart, so the classifier that judges held-out rows best is kept.
 """
 
 import warnings
@@ -30,11 +31,13 @@ class Ends(NamedTuple):
 
 
 class TerminationState(NamedTuple):
-    """What says when the world ends and, if it is learned, its optimiser and the log-odds of an end in the data."""
+    """What says when the world ends and, if it is learned, its optimiser, the odds of the data, and the best so far."""
 
     termination: AbstractTermination
-    optimiser: optax.OptState | None
-    log_odds: Scalar
+    optimiser: optax.OptState  # empty for a rule
+    log_odds: Scalar  # of an end, in the data
+    best: AbstractTermination  # with these odds
+    best_loss: Scalar
 
 
 class TerminationLearner(eqx.Module):
@@ -52,14 +55,15 @@ class TerminationLearner(eqx.Module):
             known = NeverTerminates() if rule is None else RuleTermination(rule)
             if rule is None and data.terminated.any():
                 warnings.warn(_nothing_to_learn(data), RuntimeWarning, stacklevel=2)
-            return TerminationState(known, None, jnp.zeros(()))
+            return TerminationState(known, (), jnp.zeros(()), known, jnp.array(jnp.inf))
         rows = data.complete()
         inputs = np.concatenate([rows.observations, rows.actions, rows.next_observations], axis=1)
         scale = fit_normaliser(inputs)
         net = make_mlp((inputs.shape[1], *self.hidden, 1), key, jax.nn.swish)
         head = LearnedTermination(net, scale.mean, scale.std)
         log_odds = jnp.log(ends.ended.size / ends.went_on.size)
-        return TerminationState(head, optax.adam(self.rate).init(eqx.filter(net, eqx.is_array)), log_odds)
+        optimiser = optax.adam(self.rate).init(eqx.filter(net, eqx.is_array))
+        return TerminationState(head, optimiser, log_odds, _with_odds(head, log_odds), jnp.array(jnp.inf))
 
     def batch(self, rows: Transition, ends: Ends | None, key: Key) -> Transition | None:
         """As many ends as other steps, drawn with replacement."""
@@ -81,12 +85,24 @@ class TerminationLearner(eqx.Module):
         head = _with_net(head, eqx.apply_updates(head.net, updates))
         return state._replace(termination=head, optimiser=optimiser), {"termination_loss": loss}
 
+    def review(self, state: TerminationState, held: Transition) -> tuple[TerminationState, Metrics]:
+        """Keep the classifier with the least cross-entropy on held-out rows; without an end among them, the newest."""
+        if not isinstance(state.termination, LearnedTermination):
+            return state, {}
+        head = _with_odds(state.termination, state.log_odds)
+        loss = cross_entropy(head, held)
+        keep = (loss < state.best_loss) | ~jnp.any(held.terminated)
+        best = jax.tree.map(lambda new, old: jnp.where(keep, new, old), head, state.best)
+        best_loss = jnp.where(keep, loss, state.best_loss)
+        return state._replace(best=best, best_loss=best_loss), {"held_termination_loss": loss}
+
     def result(self, state: TerminationState) -> AbstractTermination:
-        """The rule, or the classifier with the odds of the data instead of even ones."""
-        head = state.termination
-        if not isinstance(head, LearnedTermination):
-            return head
-        return eqx.tree_at(lambda h: h.net.layers[-1].bias, head, head.net.layers[-1].bias + state.log_odds)
+        """The rule, or the best classifier (the newest if none was ever reviewed)."""
+        if not isinstance(state.termination, LearnedTermination):
+            return state.termination
+        newest = _with_odds(state.termination, state.log_odds)
+        reviewed = jnp.isfinite(state.best_loss)
+        return jax.tree.map(lambda best, new: jnp.where(reviewed, best, new), state.best, newest)
 
 
 def find_ends(data: Dataset) -> Ends | None:
@@ -101,6 +117,12 @@ def cross_entropy(head: LearnedTermination, batch: Transition) -> Scalar:
     """Mean of -log p(what happened)."""
     logits = jax.vmap(head.logit)(batch.obs, batch.action, batch.next_obs)
     return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch.terminated.astype(logits.dtype)))
+
+
+def _with_odds(head: LearnedTermination, log_odds: Scalar) -> LearnedTermination:
+    """The classifier for data with these odds of an end instead of even ones."""
+    bias = head.net.layers[-1].bias
+    return eqx.tree_at(lambda h: h.net.layers[-1].bias, head, bias + log_odds)
 
 
 def _with_net(head: LearnedTermination, net: eqx.Module) -> LearnedTermination:

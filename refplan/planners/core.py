@@ -92,7 +92,9 @@ def move_plans(
     plans, members = obs.shape[0], model.members
     group = -(-plans // members)
     key_deal, key_noise = jr.split(key)
-    dealt = jr.permutation(key_deal, group * members) % plans
+    dealt = jr.permutation(key_deal, group * members)
+    back = jnp.argsort(dealt)[:plans]  # where each plan was dealt to; the rest only fill the last groups
+    dealt = dealt % plans
     shape = (members, group)
     rows, acts = obs[dealt].reshape(*shape, -1), actions[dealt].reshape(*shape, -1)
     outcome = jax.vmap(model.predict, (None, 1, 1), 1)(hypothesis, rows, acts)
@@ -100,7 +102,6 @@ def move_plans(
     after = outcome.next_obs + outcome.next_obs_std * noise[..., :-1]
     rewards = outcome.reward + outcome.reward_std * noise[..., -1]
     after, rewards = after.reshape(group * members, -1), rewards.reshape(-1)
-    back = jnp.zeros(plans, dealt.dtype).at[dealt].set(jnp.arange(group * members))
     return after[back], rewards[back]
 
 
