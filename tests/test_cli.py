@@ -146,14 +146,15 @@ def test_fit_resume_plot_and_evaluate(capsys, tmp_path):
     folder = tmp_path / "run"
     words = ["fit", "prior", TINY, "--method", "bc", "--set", "hidden=8,8", "--every", "10", "--out", str(folder)]
     assert ask(capsys, *words, "--steps", "20", "--json")[0] == 0
-    first = (folder / "metrics.csv").read_bytes()
+    metrics = folder / "prior" / "metrics.csv"
+    first = metrics.read_bytes()
     code, out, _ = ask(capsys, *words, "--steps", "40", "--json")
     assert code == 0
     assert json.loads(out)["updates"] == 40
-    assert (folder / "metrics.csv").read_bytes().startswith(first)
-    assert [row["step"] for row in read_csv(folder / "metrics.csv")] == ["10", "20", "30", "40"]
+    assert metrics.read_bytes().startswith(first)
+    assert [row["step"] for row in read_csv(metrics)] == ["10", "20", "30", "40"]
     about = tomllib.loads((folder / "run.toml").read_text())
-    assert about["learner"]["hidden"] == [8, 8]
+    assert about["prior_learner"]["hidden"] == [8, 8]
     assert about["data"]["task"] == "hopper"
     assert about["provenance"]["wall_s"] > 0
     code, out, _ = ask(capsys, "plot", str(folder))

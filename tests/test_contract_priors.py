@@ -11,8 +11,8 @@ from worlds import HIGH, LOW, ragged
 
 from refplan.agent import AbstractPolicy, AbstractPrior
 from refplan.files import load_module, save_module
+from refplan.presets import with_settings
 from refplan.priors import PRIORS, find_prior
-from refplan.priors.presets import with_settings
 from refplan.train import AbstractLearner, fit
 
 DATA = ragged()

@@ -15,6 +15,7 @@ LAYERS = [
     ["logs"],
     ["data"],
     ["train"],
+    ["presets"],
     ["dynamics"],
     ["priors"],
     ["planners"],

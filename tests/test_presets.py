@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from refplan.errors import RefplanError
+from refplan.presets import robot_and_kind, with_settings
 from refplan.priors import PRIORS
 from refplan.priors.bc import BC
 from refplan.priors.cql import CQL
 from refplan.priors.edac import EDAC
 from refplan.priors.fqe import FQE
 from refplan.priors.policy import make_policy
-from refplan.priors.presets import _tables, load_preset, preset_names, robot_and_kind, with_settings
+from refplan.priors.presets import _tables, load_preset, preset_names
 from refplan.settings import settings_of
 
 # (critics, eta), EDAC's table; columns as in the header

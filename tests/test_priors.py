@@ -11,12 +11,12 @@ import pytest
 import worlds
 
 from refplan.errors import RefplanError
+from refplan.presets import with_settings
 from refplan.priors.bc import BC
 from refplan.priors.cql import CQL
 from refplan.priors.edac import EDAC, action_gradients
 from refplan.priors.iql import IQL
 from refplan.priors.losses import gradient_diversity
-from refplan.priors.presets import with_settings
 from refplan.priors.sac import SAC
 from refplan.train import fit
 

@@ -1,6 +1,7 @@
-"""`refplan fit prior`: train a policy from data; the same command again resumes or returns at once."""
+"""`refplan fit prior | dynamics`: train from data; the same command again resumes or returns at once."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from refplan.cli.common import add_json, add_seed, print_json, print_pairs
 
 def add(commands: Any) -> None:
     """Declare the commands."""
-    parser = commands.add_parser("fit", help="train a prior policy from data")
+    parser = commands.add_parser("fit", help="train a prior policy or a dynamics model from data")
     parts = parser.add_subparsers(title="what to train", metavar="PART", required=True)
     prior = parts.add_parser(
         "prior",
@@ -21,12 +22,22 @@ def add(commands: Any) -> None:
     prior.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
     add_training_options(prior)
     prior.set_defaults(run=run_prior, parser=prior)
+    dynamics = parts.add_parser(
+        "dynamics",
+        help="a model of the world: ensemble or belief",
+        description="Train a dynamics model from data into a run folder. After a kill the same command resumes.",
+    )
+    dynamics.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
+    dynamics.add_argument("--model", default="ensemble", help="ensemble or belief (default ensemble)")
+    dynamics.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
+    add_training_options(dynamics)
+    dynamics.set_defaults(run=run_dynamics, parser=dynamics)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What every training command takes."""
     parser.add_argument("--steps", type=int, help="updates (default: the preset's)")
-    parser.add_argument("--every", type=int, default=1000, help="updates per row of metrics.csv (default 1000)")
+    parser.add_argument("--every", type=int, help="updates per row of metrics.csv (default 1000, or one epoch)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting, e.g. --set weight=5"
     )
@@ -39,34 +50,42 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_prior(args: argparse.Namespace) -> int:
-    """Train, save, report."""
+    """Train a prior, save, report."""
+    from refplan.priors.presets import load_preset
+
+    return _run(args, "prior", args.method, load_preset)
+
+
+def run_dynamics(args: argparse.Namespace) -> int:
+    """Train a model, save, report."""
+    from refplan.dynamics.presets import load_model_preset
+
+    return _run(args, "model", args.model, load_model_preset)
+
+
+def _run(args: argparse.Namespace, part: str, name: str, find: Callable[..., Any]) -> int:
+    """Train one part of a run folder; its checkpoint and curves live in a folder of their own inside."""
     import jax.random as jr
 
     from refplan.data.sources import load
-    from refplan.priors.presets import load_preset, with_settings
+    from refplan.presets import with_settings
     from refplan.settings import settings_of
     from refplan.store import save
     from refplan.train import fit, training_seconds
 
     data = load(args.data, task=args.task)
-    preset = load_preset(args.method, args.preset, data.meta.name)
+    preset = find(name, args.preset, data.meta.name)
     learner = with_settings(preset.learner, parse_settings(args.set))
-    steps = args.steps or preset.steps
     folder = Path(args.out)
-    logs = extra_logs(args, folder, settings_of(learner))
-    key = jr.key(args.seed)
-    prior = fit(learner, data, steps=steps, key=key, every=args.every, folder=folder, logs=logs, show=True)
-    wall = training_seconds(folder)
-    about = {"method": args.method, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes)}
-    save(
-        folder,
-        seeds=[args.seed],
-        wall_s=wall,
-        prior=prior,
-        learner={**about, **settings_of(learner)},
-        data=describe_data(data, args.data),
-    )
-    summary = {"folder": str(folder), **about, "seconds": round(wall, 1), "evaluate": f"refplan evaluate {folder}"}
+    logs = extra_logs(args, folder / part, settings_of(learner))
+    steps, key = args.steps or preset.steps, jr.key(args.seed)
+    made = fit(learner, data, key=key, steps=steps, every=args.every, folder=folder / part, logs=logs, show=True)
+    wall = training_seconds(folder / part)
+    about = {"method": name, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes)}
+    about = {key: value for key, value in about.items() if value is not None}
+    parts = {part: made, f"{part}_learner": {**about, "wall_s": wall, **settings_of(learner)}}
+    save(folder, seeds=[args.seed], wall_s=wall, **parts, data=describe_data(data, args.data))
+    summary = {"folder": str(folder), **about, "seconds": round(wall, 1)}
     if args.json:
         print_json(summary)
     else:

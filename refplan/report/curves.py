@@ -29,7 +29,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     """One panel per metric, one line per run, from each folder's metrics.csv."""
     if out.suffix not in FORMATS:
         raise RefplanError(f"{out}: figures are written as {', '.join(FORMATS)}.")
-    curves = {run.name: _curves(run) for run in runs}
+    curves = {str(folder.relative_to(run.parent)): _curves(folder) for run in runs for folder in _trainings(run)}
     names = list(dict.fromkeys(name for metrics in curves.values() for name in metrics if name != "step"))
     plt = import_pyplot()
     columns = min(3, len(names))
@@ -45,16 +45,23 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
         panel.axis("off")
     for panel in axes[-1]:
         panel.set_xlabel("updates")
-    if len(runs) > 1:
+    if len(curves) > 1:
         axes.flat[0].legend(fontsize=8)
     with atomic_path(out) as temporary:
         figure.savefig(temporary, format=out.suffix[1:], dpi=120)
     plt.close(figure)
 
 
+def _trainings(run: Path) -> list[Path]:
+    """The folders of a run that hold learning curves: itself, or the parts inside."""
+    found = sorted(path.parent for path in run.rglob("metrics.csv"))
+    if not found:
+        raise RefplanError(f"{run}: no metrics.csv in it; is this a run folder?")
+    return found
+
+
 def _curves(run: Path) -> dict[str, np.ndarray]:
-    path = run / "metrics.csv"
-    rows = read_csv(path) if path.is_file() else []
+    rows = read_csv(run / "metrics.csv")
     if not rows:
-        raise RefplanError(f"{run}: no metrics.csv with rows in it; is this a run folder?")
+        raise RefplanError(f"{run / 'metrics.csv'}: no row in it yet.")
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
