@@ -1,9 +1,13 @@
 """Strictness for every test: implicit rank promotion is an error, and no test reads the user's caches."""
 
+import os
 from pathlib import Path
 
-import jax
-import pytest
+# Tests compile much and run little: the optimiser's passes cost more than they save. Read when the backend starts.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and tests compile the same small programs again and again.

@@ -34,7 +34,7 @@ SMALLER = (
     (r"--warmup \d+", "--warmup 48"),
     (r"--snapshot-every \d+", "--snapshot-every 48"),
     (r"--rows \d+", "--rows 200"),
-    (r"--segments \d+", "--segments 3"),
+    (r"--segments \d+", "--segments 8"),
 )
 HORIZON = 60
 
