@@ -6,8 +6,8 @@ from pathlib import Path
 # Tests compile much and run little: the optimiser's passes cost more than they save. Read when the backend starts.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and tests compile the same small programs again and again.
