@@ -78,7 +78,9 @@ class BeliefModel(AbstractStagedLearner):
     Episodes pass in `lanes` side by side, `length` steps at a time; the GRU's memory is carried from chunk to chunk,
     gradients are not. After each epoch the bound is taken on held-out episodes with m = mu (median over episodes: one
     odd episode must not decide); training stops after `patience` epochs without any improvement, and the best state
-    counts. Departures from the paper, which leaves these open: see `docs` and the fields.
+    counts. The paper leaves open what is decoded, in which chunks, by which member, and how targets are scaled: those
+    choices are fields. `kl_weight` is calibrated (the belief as wide as Bayes' rule makes it) with the target
+    "standard", every past step decoded and weight 2 / (outputs): the reconstruction is a mean over outputs.
     """
 
     embed: tuple[int, int, int] = eqx.field(static=True, default=(16, 16, 4))  # of state, action, reward

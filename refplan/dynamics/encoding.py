@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import take_rows
 from refplan.dynamics.encoder import Encoder, empty_belief, encode_lanes
+from refplan.errors import RefplanError
 from refplan.nn import Normaliser
 from refplan.types import Transition
 
@@ -37,8 +38,12 @@ class Episodes(NamedTuple):
 
 def place_episodes(data: Dataset) -> Episodes:
     """The rows whose successor is known, with their episodes."""
+    if not data.sequential:
+        raise RefplanError(
+            f"dataset '{data.meta.name}' was split by transition, so its rows are no longer episodes; "
+            "a belief needs a split by='episode'."
+        )
     data = data.complete()
-    data._need_sequence("a belief")
     number = np.repeat(np.arange(data.episodes), data.lengths)
     starts, lengths = jnp.asarray(data.starts), jnp.asarray(data.lengths)
     return Episodes(data.device(), starts, lengths, jnp.asarray(number), pack_episodes(data.starts, data.lengths))
