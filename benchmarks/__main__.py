@@ -9,7 +9,7 @@ from refplan.cli.common import print_table
 from refplan.files import write_text
 from refplan.provenance import provenance
 
-ALL = ("simulation", "priors")
+ALL = ("simulation", "priors", "dynamics")
 
 
 def main() -> None:
