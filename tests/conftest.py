@@ -1,5 +1,6 @@
 """Strictness for every test: implicit rank promotion is an error, and no test reads the user's caches."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,3 +20,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REFPLAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_compiled_programs():
+    """Each compiled program holds memory maps; a whole session of them runs into the system's limit and aborts."""
+    yield
+    jax.clear_caches()
+    gc.collect()
