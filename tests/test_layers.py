@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent / "refplan"
 
 # Position in this list = layer; a module may import from its own layer or an earlier one.
 LAYERS = [
-    ["_version", "errors", "cache"],
+    ["_version", "errors", "cache", "registry"],
     ["types", "settings", "provenance"],
     ["nn", "risk", "agent", "files", "progress"],
     ["logs"],

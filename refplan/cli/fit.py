@@ -12,26 +12,18 @@ def add(commands: Any) -> None:
     """Declare the commands."""
     parser = commands.add_parser("fit", help="train a prior policy or a dynamics model from data")
     parts = parser.add_subparsers(title="what to train", metavar="PART", required=True)
-    prior = parts.add_parser(
-        "prior",
-        help="a policy: bc, iql, cql or edac",
-        description="Train a prior policy from data into a run folder. After a kill the same command resumes.",
+    kinds = (
+        ("prior", "method", "iql", "a policy: bc, iql, cql or edac", run_prior),
+        ("dynamics", "model", "ensemble", "a model of the world: ensemble or belief", run_dynamics),
     )
-    prior.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
-    prior.add_argument("--method", default="iql", help="bc, iql, cql or edac (default iql)")
-    prior.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
-    add_training_options(prior)
-    prior.set_defaults(run=run_prior, parser=prior)
-    dynamics = parts.add_parser(
-        "dynamics",
-        help="a model of the world: ensemble or belief",
-        description="Train a dynamics model from data into a run folder. After a kill the same command resumes.",
-    )
-    dynamics.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
-    dynamics.add_argument("--model", default="ensemble", help="ensemble or belief (default ensemble)")
-    dynamics.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
-    add_training_options(dynamics)
-    dynamics.set_defaults(run=run_dynamics, parser=dynamics)
+    for part, option, default, about, run in kinds:
+        text = f"Train {about} -- from data into a run folder. After a kill the same command resumes."
+        command = parts.add_parser(part, help=about, description=text)
+        command.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
+        command.add_argument(f"--{option}", default=default, help=f"{about.split(': ')[1]} (default {default})")
+        command.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
+        add_training_options(command)
+        command.set_defaults(run=run, parser=command)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,8 @@
 """Learned models of the world, with their own doubt about it."""
 
-import importlib
 from typing import Any
 
-from refplan.errors import unknown_name
+from refplan.registry import find
 
 # One line per model: the name on the command line, and where it lives. Feeds the CLI, the contract tests, the docs.
 MODELS = {
@@ -14,7 +13,4 @@ MODELS = {
 
 def find_model(name: str) -> Any:
     """The learner class of a name."""
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    module, _, attribute = MODELS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return find("model", MODELS, name)

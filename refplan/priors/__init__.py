@@ -1,9 +1,8 @@
 """Policies learned from data, and policies brought from elsewhere."""
 
-import importlib
 from typing import Any
 
-from refplan.errors import unknown_name
+from refplan.registry import find
 
 # One line per learner: the name on the command line, and where it lives. Feeds the CLI, the contract tests, the docs.
 PRIORS = {
@@ -16,7 +15,4 @@ PRIORS = {
 
 def find_prior(name: str) -> Any:
     """The learner class of a name."""
-    if name not in PRIORS:
-        raise unknown_name("prior", name, PRIORS)
-    module, _, attribute = PRIORS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return find("prior", PRIORS, name)

@@ -41,12 +41,10 @@ def aggregate_critics(q: Float[Array, "critic *batch"], how: Aggregate) -> Float
     return jnp.min(q, axis=0) if how == "min" else jnp.mean(q, axis=0)
 
 
-class ActorCritic(AbstractPrior):
-    """A policy and its critics; V(s) = aggregate_i Q_i(s, pi(s)) with the policy's own action."""
+class AbstractActor(AbstractPrior):
+    """A prior that acts as its policy does; what a state is worth is up to the kind."""
 
-    policy: AbstractPolicy
-    critics: Critics
-    aggregate: Aggregate = eqx.field(static=True, default="min")
+    policy: eqx.AbstractVar[AbstractPolicy]
 
     def start(self) -> State:
         """The policy's start."""
@@ -63,6 +61,14 @@ class ActorCritic(AbstractPrior):
     def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
         """A sampled action of the policy."""
         return self.policy.sample(state, obs, key)
+
+
+class ActorCritic(AbstractActor):
+    """A policy and its critics; V(s) = aggregate_i Q_i(s, pi(s)) with the policy's own action."""
+
+    policy: AbstractPolicy
+    critics: Critics
+    aggregate: Aggregate = eqx.field(static=True, default="min")
 
     def value(self, state: State, obs: Obs) -> Scalar:
         """Aggregated critics at the policy's own action."""
@@ -70,29 +76,13 @@ class ActorCritic(AbstractPrior):
         return aggregate_critics(self.critics(obs, action), self.aggregate)
 
 
-class ActorValue(AbstractPrior):
+class ActorValue(AbstractActor):
     """A policy with a value net beside its critics: V(s) costs one pass instead of an actor and all critics."""
 
     policy: AbstractPolicy
     critics: Critics
     value_net: MLP
     normaliser: Normaliser
-
-    def start(self) -> State:
-        """The policy's start."""
-        return self.policy.start()
-
-    def observe(self, state: State, transition: Transition) -> State:
-        """The policy's reflection."""
-        return self.policy.observe(state, transition)
-
-    def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
-        """The policy's own action."""
-        return self.policy.act(state, obs, key)
-
-    def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
-        """A sampled action of the policy."""
-        return self.policy.sample(state, obs, key)
 
     def value(self, state: State, obs: Obs) -> Scalar:
         """The value net."""
