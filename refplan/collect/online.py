@@ -208,7 +208,10 @@ class _Lanes:
         begun = np.zeros(lanes, np.int64) if last is None else last + 1
         self.obs = self.simulator.reset([self._seed(lane) for lane in range(lanes)])
         self._replay(begun)
-        self.returns = np.array([run.log["rewards"][begun[i] : run.round, i].sum() for i in range(lanes)])
+        # Summed one by one from what was logged, as the running sums are, so that a resumed run has the same last bits.
+        self.returns = np.array(
+            [sum(run.log["rewards"][begun[i] : run.round, i].tolist()) for i in range(lanes)], float
+        )
         self._add_state_logs()
 
     def _seed(self, lane: int) -> int:
@@ -249,7 +252,7 @@ class _Lanes:
         count = jnp.asarray(settings.lanes if learning else 0)
         at = jnp.asarray(now * settings.lanes)
         (run.state, buffer), metrics = _learn((settings.sac, run.key_learn), (run.state, buffer), rows, at, count)
-        return buffer, metrics if learning else None, self._next(after, rewards, terminated | truncated)
+        return buffer, metrics if learning else None, self._next(after, run.log["rewards"][now], terminated | truncated)
 
     def _write(self, now: int, rows: Transition, actions: np.ndarray, truncated: np.ndarray) -> None:
         log = self.run.log
