@@ -25,7 +25,9 @@ def versions() -> dict[str, str]:
 
 def command() -> str:
     """The command line as a person would type it."""
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    path = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+    # `python -m refplan` leaves the path of refplan/__main__.py behind.
+    program = path.parent.name if path.name == "__main__.py" else path.name
     return shlex.join([program, *sys.argv[1:]])
 
 

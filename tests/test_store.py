@@ -40,6 +40,14 @@ def test_a_run_folder_comes_back_whole(tmp_path):
     assert made["versions"]["jax"]
 
 
+def test_the_command_reads_as_it_was_typed(monkeypatch):
+    from refplan.provenance import command
+
+    for first in ("/somewhere/bin/refplan", "/somewhere/refplan/__main__.py"):
+        monkeypatch.setattr("sys.argv", [first, "evaluate", "my run", "--seed", "1"])
+        assert command() == "refplan evaluate 'my run' --seed 1"
+
+
 def test_saving_again_keeps_the_other_parts(tmp_path):
     save(tmp_path, prior=agent())
     save(tmp_path, data={"task": "hopper"})
