@@ -43,7 +43,7 @@ COLUMNS = (
 def save(folder: str | Path, *, seeds: list[int] | None = None, wall_s: float | None = None, **parts: Any) -> Path:
     """Write agents, models and plain notes (dicts of numbers and words) into a run folder; known parts are replaced."""
     folder = Path(folder)
-    tables = _read_toml(folder) if (folder / "run.toml").exists() else {}
+    tables = read_tables(folder) if (folder / "run.toml").exists() else {}
     for name, part in parts.items():
         if not name.isidentifier():
             raise RefplanError(f"'{name}' is not a usable part name; use letters, digits and underscores.")
@@ -62,7 +62,7 @@ def save(folder: str | Path, *, seeds: list[int] | None = None, wall_s: float | 
 def load_run(folder: str | Path) -> dict[str, Any]:
     """Every part of a run folder by name; needs nothing but the folder."""
     folder = Path(folder)
-    tables = _read_toml(folder)
+    tables = read_tables(folder)
     parts: dict[str, Any] = {}
     for name, table in tables.items():
         if "sha256" not in table:
@@ -77,7 +77,8 @@ def load_run(folder: str | Path) -> dict[str, Any]:
     return parts
 
 
-def _read_toml(folder: Path) -> dict[str, dict[str, Any]]:
+def read_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """What run.toml says about every part, without loading any."""
     path = folder / "run.toml"
     if not folder.is_dir():
         raise RefplanError(f"{folder}: no such run folder.")

@@ -160,8 +160,12 @@ def test_fit_resume_plot_and_evaluate(capsys, tmp_path):
     code, out, _ = ask(capsys, "plot", str(folder))
     assert code == 0
     assert (folder / "metrics.png").read_bytes().startswith(b"\x89PNG")
-    code, out, _ = ask(capsys, "evaluate", str(folder), "--episodes", "1", "--json")
+    rows = tmp_path / "rows.csv"
+    code, out, _ = ask(capsys, "evaluate", str(folder), "--episodes", "1", "--json", "--out", str(rows))
     assert code == 0
+    (row,) = read_results(rows)
+    assert (row["dataset"], row["prior"]) == (TINY, "bc")
+    assert json.loads(row["settings"]) == {"preset": "cpu", "run": "run", "updates": 40}
     assert json.loads(out)[0]["task"] == "hopper"
     code, _, err = ask(capsys, *words, "--steps", "40", "--seed", "1")
     assert code == 2

@@ -1,7 +1,7 @@
 """From what a user typed to an agent."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -67,6 +67,19 @@ def _check_sizes(agent: AbstractAgent, name: str, task: "Task") -> None:
         raise RefplanError(
             f"agent '{name}' gives actions of shape {action.shape}; {task.name} needs ({task.action_dim},)."
         )
+
+
+def result_labels(name: str) -> dict[str, Any]:
+    """What a result row says about an agent: for a run folder its data, method and preset."""
+    if not Path(name).is_dir():
+        return {"prior": name}
+    from refplan.store import read_tables
+
+    tables = read_tables(Path(name))
+    learner = tables.get("prior_learner", {})
+    settings = {key: learner[key] for key in ("preset", "updates") if key in learner}
+    dataset = tables.get("data", {}).get("name", "")
+    return {"prior": learner.get("method", name), "dataset": dataset, "settings": {"run": Path(name).name, **settings}}
 
 
 def default_task(name: str) -> "Task":

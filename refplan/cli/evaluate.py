@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and print."""
     import jax.random as jr
 
-    from refplan.cli.agents import find_agent
+    from refplan.cli.agents import find_agent, result_labels
     from refplan.evaluation import evaluate
     from refplan.store import append_results, result_row
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         video = args.video if number == 0 else None
         result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, name=args.agent)
         results.append(result)
-        rows.append(result_row(result, prior=args.agent, planner="none", seed=args.seed))
+        rows.append(result_row(result, planner="none", seed=args.seed, **result_labels(args.agent)))
     if args.out:
         append_results(args.out, rows)
     if args.json:
