@@ -88,9 +88,9 @@ def default_task(name: str) -> "Task":
 
     path = Path(name)
     if path.is_dir():
-        from refplan.store import load_run
+        from refplan.store import read_tables
 
-        known = load_run(path).get("data", {}).get("task")
+        known = read_tables(path).get("data", {}).get("task")
         if known:
             return task(known)
     robot = path.name.split("-")[0]
