@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import tempfile
@@ -29,6 +30,7 @@ from refplan.errors import RefplanError
 FORMAT = 1
 T = TypeVar("T")
 _EXTRA_CLASSES: dict[str, type] = {}
+_EXTRA_FUNCTIONS: dict[str, Any] = {}
 _FUNCTIONS = {"relu": jax.nn.relu, "swish": jax.nn.swish, "tanh": jnp.tanh, "gelu": jax.nn.gelu}
 
 
@@ -175,10 +177,33 @@ def _unpack(path: str | Path, name: str, array: np.ndarray, like: Any) -> Any:
     return jnp.asarray(array, like.dtype) if isinstance(like, jax.Array) else array.astype(like.dtype)
 
 
-def register(cls: type[T]) -> type[T]:
-    """Allow a class from outside refplan in saved files (use as a decorator)."""
-    _EXTRA_CLASSES[f"{cls.__module__}:{cls.__qualname__}"] = cls
-    return cls
+def register(thing: T) -> T:
+    """Allow a class or a function from outside refplan in saved files (use as a decorator).
+
+    A file holds only the name, so whoever loads it must have registered the same thing before. A function needs a name
+    that is its alone: no lambda, no method, none made inside another function (what it remembers would be lost).
+    """
+    if isinstance(thing, type):
+        _EXTRA_CLASSES[_name_of(thing)] = thing
+        return thing
+    if not callable(thing) or not _is_plain_name(_name_of(thing)) or inspect.ismethod(thing):
+        raise RefplanError(
+            f"cannot register {thing!r}: give a class, or a function defined with a name at the top of a module. A "
+            "rule with numbers of its own can be a class (an equinox.Module with __call__)."
+        )
+    _EXTRA_FUNCTIONS[_name_of(thing)] = thing
+    return thing
+
+
+def _name_of(thing: Any) -> str:
+    """module:name of a class or a function; empty parts for what has none."""
+    return f"{getattr(thing, '__module__', None) or ''}:{getattr(thing, '__qualname__', '')}"
+
+
+def _is_plain_name(kind: str) -> bool:
+    """Whether it says where something is defined: no <lambda>, no <locals>."""
+    module, _, name = kind.partition(":")
+    return bool(module) and bool(name) and "<" not in name
 
 
 def save_module(path: str | Path, module: eqx.Module, header: dict[str, Any] | None = None) -> None:
@@ -222,7 +247,7 @@ def _describe(value: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _describe_fields(value: Any, names: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
-    kind = f"{type(value).__module__}:{type(value).__qualname__}"
+    kind = _name_of(type(value))
     _class(kind)
     fields = {n: _describe(getattr(value, n), f"{where}.{n}".lstrip("."), arrays) for n in names}
     return {"class": kind, "fields": fields}
@@ -232,12 +257,20 @@ def _describe_function(value: Any, where: str) -> Any:
     for name, function in _FUNCTIONS.items():
         if value is function:
             return {"function": name}
-    module, name = getattr(value, "__module__", "") or "", getattr(value, "__qualname__", "")
+    kind = _name_of(value)
+    if _EXTRA_FUNCTIONS.get(kind) is value:
+        return {"registered": kind}
+    module, _, name = kind.partition(":")
     if module.startswith("refplan.") and name.isidentifier():
-        return {"refplan": f"{module}:{name}"}
+        return {"refplan": kind}
+    if callable(value) and _is_plain_name(kind):
+        raise RefplanError(
+            f"cannot save the function '{kind}' at '{where}': decorate it with refplan.register, here and in the "
+            "program that loads the file. Only its name is written; nothing is pickled."
+        )
     raise RefplanError(
         f"cannot save {type(value).__name__} at '{where}': only numbers, strings, arrays, containers, refplan objects "
-        "and refplan's own functions can be written without pickling."
+        "and named functions (your own after refplan.register) can be written without pickling."
     )
 
 
@@ -248,6 +281,15 @@ def _class(kind: str) -> type:
     if isinstance(cls, type) and (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
         return cls
     raise RefplanError(f"'{kind}' is not a record or module class that refplan can store.")
+
+
+def _registered_function(kind: str) -> Any:
+    if kind in _EXTRA_FUNCTIONS:
+        return _EXTRA_FUNCTIONS[kind]
+    raise RefplanError(
+        f"the file names the function '{kind}', which is not registered. If it is yours, import its module first and "
+        "decorate it with refplan.register."
+    )
 
 
 def _refplan_attribute(kind: str) -> Any:
@@ -279,6 +321,8 @@ def _build(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
         return _FUNCTIONS[body]
     if tag == "refplan":
         return _refplan_attribute(body)
+    if tag == "registered":
+        return _registered_function(body)
     return _build_fields(_class(body), node["fields"], arrays)
 
 

@@ -1,10 +1,14 @@
 """Hyper-parameters as plain data: to compare, to print, to write as TOML."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 Plain = bool | int | float | str | list[Any]
 
@@ -38,6 +42,15 @@ def _shortest(array: np.ndarray) -> Any:
         return array.tolist()
     plain = [float(np.format_float_positional(x, unique=True)) if np.isfinite(x) else float(x) for x in array.ravel()]
     return np.reshape(plain, array.shape).tolist()
+
+
+def digest_of(tree: Any) -> Int[Array, "4"]:
+    """A digest of all arrays of a pytree, for settings that are whole networks; functions are not looked into."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_array)):
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        digest.update(np.ascontiguousarray(jax.random.key_data(leaf) if is_key else leaf).tobytes())
+    return jnp.asarray(np.frombuffer(digest.digest(), np.int32))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -84,12 +84,20 @@ class AbstractStagedLearner(AbstractReviewingLearner):
         """The learner of the next stage; `fit` returns what the last one gives."""
 
 
+class AbstractWatchedLearner(AbstractLearner):
+    """A learner whose metrics can show that training has run away long before anything becomes infinite."""
+
+    @abstractmethod
+    def trouble(self, row: Row) -> str:
+        """What is wrong in a row of averaged metrics; empty when nothing is."""
+
+
 class Interrupted(RefplanError):
     """Training was stopped by the user or the system; everything up to `step` is saved."""
 
 
 class Diverged(RefplanError):
-    """A metric became NaN or infinite."""
+    """A metric became NaN or infinite, or a watched learner saw that its values mean nothing any more."""
 
 
 def fit(
@@ -212,6 +220,7 @@ class _Run:
         self._check_finite(row)
         for log in self.logs:
             log(self.step, row)
+        self._check_sane(row)
         return row
 
     def _check_finite(self, row: Row) -> None:
@@ -221,6 +230,12 @@ class _Run:
                 f"{self.identity['learner']} diverged: {', '.join(bad)} not finite before update {self.step}. "
                 "Try a smaller learning rate, or check the data with: refplan data check"
             )
+
+    def _check_sane(self, row: Row) -> None:
+        trouble = self.learner.trouble(row) if isinstance(self.learner, AbstractWatchedLearner) else ""
+        if trouble:
+            self.close()
+            raise Diverged(f"{self.identity['learner']} diverged before update {self.step}: {trouble}")
 
     def finished(self) -> bool:
         """Whether a review asked to stop."""
@@ -244,7 +259,8 @@ class _Run:
 
 def training_seconds(folder: str | Path) -> float:
     """How long the training in a folder took, all its sittings together."""
-    return float(read_header(Path(folder) / "checkpoint.safetensors")["wall_s"])
+    checkpoints = Path(folder).rglob("checkpoint.safetensors")  # further stages have folders of their own inside
+    return float(sum(read_header(checkpoint)["wall_s"] for checkpoint in checkpoints))
 
 
 class Interrupts:

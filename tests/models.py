@@ -1,5 +1,7 @@
 """Worlds and models small enough to compute by hand: a linear-quadratic world, a hidden-parameter world, fakes."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 
 from refplan.agent import AbstractPrior
 from refplan.dynamics.base import AbstractDynamics, AbstractTermination, NeverTerminates, Outcome
+from refplan.types import Transition
 
 A = np.array([[1.0, 0.1], [0.0, 1.0]], np.float32)
 B = np.array([[0.0], [0.1]], np.float32)
@@ -41,6 +44,9 @@ class LinearModel(AbstractDynamics):
     @property
     def members(self):
         return self.gains.shape[0]
+
+    def best(self, count):
+        return dataclasses.replace(self, gains=self.gains[:count])
 
     def start(self):
         return ()
@@ -99,3 +105,109 @@ def true_cost(act, start, steps: int = 60, gamma: float = GAMMA, theta: float = 
 
 def matrices():
     return A, B, Q, R
+
+
+class HiddenGain(AbstractDynamics):
+    """s' = s + theta a + noise, r = -s^2 - 0.01 a^2, theta ~ N(1, spread^2) drawn once per episode and never shown.
+
+    The belief is the exact posterior of theta (a Gaussian with mean and precision), the hypothesis a theta. Drawn
+    values are kept where the prior's own policy is stable, or single episodes would decide every comparison.
+    """
+
+    spread: jax.Array = eqx.field(converter=jnp.asarray, default=0.5)
+    noise: float = eqx.field(static=True, default=0.2)
+    termination: AbstractTermination = NeverTerminates()
+
+    @property
+    def members(self):
+        return 1
+
+    def best(self, count):
+        return self
+
+    def start(self):
+        return jnp.ones(()), 1.0 / (self.spread**2 + 1e-6)
+
+    def observe(self, belief, transition):
+        mean, precision = belief
+        action = transition.action[0]
+        more = precision + action**2 / self.noise**2
+        seen = action * (transition.next_obs[0] - transition.obs[0]) / self.noise**2
+        return (precision * mean + seen) / more, more
+
+    def sample(self, belief, obs, key):
+        return belief[0] + jr.normal(key, ()) / jnp.sqrt(belief[1])
+
+    def centre(self, belief, obs):
+        return belief[0]
+
+    def predict(self, hypothesis, obs, action):
+        action = jnp.broadcast_to(action, (1, 1))
+        after = obs + hypothesis * action
+        reward = -(after[:, 0] ** 2) - 0.01 * action[:, 0] ** 2
+        return Outcome(after, reward, jnp.full_like(after, self.noise), jnp.zeros(1))
+
+    def episode(self, agent, key, steps):
+        """The return of an agent in one drawn world."""
+        key_theta, key_steps = jr.split(key)
+        theta = jnp.clip(1.0 + self.spread * jr.normal(key_theta, ()), 0.1, 1.9)
+
+        def step(carry, key):
+            state, obs = carry
+            key_act, key_noise = jr.split(key)
+            action, state = agent.act(state, obs, key_act)
+            after = obs + theta * action + self.noise * jr.normal(key_noise, (1,))
+            reward = -(after[0] ** 2) - 0.01 * action[0] ** 2
+            state = agent.observe(state, Transition(obs, action, reward, after, jnp.zeros((), bool)))
+            return (state, after), reward
+
+        _, rewards = jax.lax.scan(step, (agent.start(), jnp.full(1, 3.0)), jr.split(key_steps, steps))
+        return jnp.sum(rewards)
+
+
+class Unsure(AbstractDynamics):
+    """A model that never learns which world it is in: the Markov model of the average world."""
+
+    world: HiddenGain
+    termination: AbstractTermination = NeverTerminates()
+
+    @property
+    def members(self):
+        return 1
+
+    def best(self, count):
+        return self
+
+    def start(self):
+        return ()
+
+    def observe(self, belief, transition):
+        return belief
+
+    def sample(self, belief, obs, key):
+        return jnp.ones(())
+
+    def centre(self, belief, obs):
+        return jnp.ones(())
+
+    def predict(self, hypothesis, obs, action):
+        return self.world.predict(hypothesis, obs, action)
+
+
+class ScalarPrior(AbstractPrior):
+    """a = -s + noise: best where theta = 1; V is what is left to pay when standing still next to 0."""
+
+    def start(self):
+        return ()
+
+    def observe(self, state, transition):
+        return state
+
+    def act(self, state, obs, key):
+        return -obs, state
+
+    def sample(self, state, obs, key):
+        return -obs + 0.7 * jr.normal(key, (1,)), jnp.zeros(())
+
+    def value(self, state, obs):
+        return jnp.zeros(())

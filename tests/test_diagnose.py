@@ -50,6 +50,9 @@ class Linear(AbstractDynamics):
     def members(self):
         return self.bias.shape[0]
 
+    def best(self, count):
+        return self
+
     def start(self):
         return ()
 
@@ -293,6 +296,9 @@ class Drift(AbstractLatentDynamics):
 
     members = 1
 
+    def best(self, count):
+        return self
+
     def start(self):
         return jnp.zeros(2)
 
@@ -506,6 +512,9 @@ class Still(AbstractDynamics):
     termination: AbstractTermination = NeverTerminates()
 
     members = 1
+
+    def best(self, count):
+        return self
 
     def start(self):
         return ()

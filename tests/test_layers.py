@@ -25,6 +25,7 @@ LAYERS = [
     ["collect"],
     ["experiments"],
     ["report"],
+    ["bench"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from models import GAMMA, LinearModel, LinearPrior, matrices, riccati, true_cost
 
 from refplan.dynamics.base import AbstractTermination
-from refplan.planners.core import combine, effective_count, kappa_for, move_plans, propose, score, weigh
+from refplan.planners.base import Considered
+from refplan.planners.core import Mixing, _draw, combine, effective_count, kappa_for, move_plans, propose, score, weigh
 from refplan.planners.loop import LOOP
 from refplan.planners.refplan import RefPlan
 
@@ -29,7 +30,7 @@ def bad_prior(**changes) -> LinearPrior:
 
 def planner(kind=RefPlan, model=None, prior=None, **changes):
     options = {"plans": 40, "horizon": 3, "discount": GAMMA, "sigma": 0.1, "kappa": 2.0}
-    return kind(prior or bad_prior(), model or LinearModel(), *BOX, **{**options, **changes})
+    return kind(prior or bad_prior(), model or LinearModel(), low=BOX[0], high=BOX[1], **{**options, **changes})
 
 
 @eqx.filter_jit
@@ -41,7 +42,10 @@ def make_plan(agent, obs=OBS, seed=0):
     return compiled_plan(agent, obs, jr.key(seed))
 
 
-compiled_move = eqx.filter_jit(move_plans)
+@eqx.filter_jit
+def compiled_move(model, hypothesis, obs, actions, key):
+    draws = _draw(key, (1, 1), len(obs), model.members, obs.shape[1])
+    return move_plans(model, hypothesis, obs, actions, jax.tree.map(lambda x: x[0], draws))
 
 
 @pytest.mark.parametrize("kind", PLANNERS.values(), ids=PLANNERS)
@@ -71,11 +75,11 @@ def test_permuting_members_changes_nothing():
     gains = (0.0, 0.4, -0.3, 0.1)
     plans = jr.normal(jr.key(1), (20, 3, 1))
     agents = [planner(LOOP, LinearModel(gains=g), penalty=0.7) for g in (gains, gains[::-1])]
-    a, b = (agent._score((), agent.worlds((), OBS, jr.key(0)), OBS, plans, jr.key(0)) for agent in agents)
+    a, b = (agent.evaluate((), agent.worlds((), OBS, jr.key(0)), OBS, plans, jr.key(0)) for agent in agents)
     assert np.allclose(a[..., ::-1], b, atol=1e-5)
     assert not np.allclose(a, b, atol=1e-3)
     actions = [
-        agent._decide(plans, r, r.mean(2) - 0.7 * r.std(2), OBS[:1], jr.key(0)).action
+        agent.decide(Considered(plans, r, r.mean(2) - 0.7 * r.std(2)), OBS[:1], jr.key(0)).action
         for agent, r in zip(agents, (a, b), strict=True)
     ]
     assert np.allclose(*actions, atol=1e-6)
@@ -152,8 +156,8 @@ def test_scores_by_a_plain_loop():
     model = LinearModel(gains=(0.0, 0.2, -0.1), spread=0.5)
     agent = planner(model=model, latents=3, penalty=0.3)
     plan = make_plan(agent)
-    keys = jr.split(jr.key(0), 5)
-    latents = np.asarray(agent.worlds((), OBS, keys[2]))
+    keys = jr.split(jr.split(jr.key(0), 3)[1], 3)  # as `plan` and `consider` split them
+    latents = np.asarray(agent.worlds((), OBS, keys[1]))
     A, B, Q, R = (np.asarray(x, np.float64) for x in matrices())
     gains = np.asarray(model.gains, np.float64)
     total = np.zeros(1)
@@ -178,8 +182,9 @@ def test_scores_by_a_plain_loop():
 
 def test_proposals_by_a_plain_loop():
     model = LinearModel()
-    options = {"plans": 4, "horizon": 3, "sigma": jnp.asarray(0.0), "low": BOX[0], "high": BOX[1], "proposal": "mean"}
-    got = propose(bad_prior(), model, (), model.mean, OBS, jr.key(0), **options)
+    options = {"plans": 4, "sigma": jnp.asarray(0.0), "low": BOX[0], "high": BOX[1], "proposal": "mean"}
+    options |= {"mixing": Mixing(jnp.zeros((3, 1)), jnp.asarray(0.0)), "discount": jnp.asarray(GAMMA)}
+    got = propose(bad_prior(), model, (), model.mean, OBS, jr.key(0), **options).actions
     A, B, _, _ = matrices()
     s = np.asarray(OBS, np.float64)
     for h in range(3):
@@ -224,7 +229,7 @@ def test_propagation_draws_what_it_says(propagation):
 @pytest.mark.parametrize("kind", PLANNERS.values(), ids=PLANNERS)
 def test_it_closes_the_gap_between_a_bad_prior_and_the_optimum(kind):
     # A critic of the optimal policy and a bad policy: what planning can add in one step is known.
-    agent = planner(kind, prior=bad_prior(spread=1.5), kappa=20.0, plans=200, horizon=2)
+    agent = planner(kind, prior=bad_prior(spread=3.0), kappa=50.0, plans=200, horizon=2)
     act = eqx.filter_jit(lambda o, k: agent.act(agent.start(), o, k)[0])
     start = np.array([2.0, 0.0])
     planned = true_cost(lambda s, t: act(jnp.asarray(s, jnp.float32), jr.fold_in(jr.key(1), t)), start)

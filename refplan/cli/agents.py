@@ -1,21 +1,65 @@
 """From what a user typed to an agent."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from refplan.agent import AbstractAgent, AbstractPolicy, RandomAgent, Sampled
+from refplan.agent import AbstractAgent, AbstractPolicy, AbstractPrior, RandomAgent, Sampled
+from refplan.dynamics.base import AbstractDynamics
 from refplan.errors import RefplanError
+from refplan.planners.base import AbstractPlanner
 
 if TYPE_CHECKING:
     from refplan.data.tasks import Task
 
 
-def find_agent(name: str, task: "Task", sampled: bool = False) -> AbstractAgent:
+class PlannerChoice(NamedTuple):
+    """Which planner to put on top of a prior, as the command line says it."""
+
+    name: str
+    model: str | None  # a run folder; None: the prior's own
+    preset: str
+    changes: dict[str, str]
+
+
+def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> AbstractPlanner:
+    """The planner a user chose for the prior of a run folder (or of a policy file with a critic)."""
+    from refplan.planners.presets import make_planner
+
+    if not isinstance(prior, AbstractPrior):
+        raise RefplanError(
+            f"agent '{source}' ({type(prior).__name__}) has no value function to plan with. Fit one with refplan.FQE, "
+            "or train a prior that has critics (iql, cql, edac, mopo, combo, maple)."
+        )
+    labels = result_labels(source)
+    options = {"preset": choice.preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
+    model = None if choice.name == "critic" else _find_model(choice, source)
+    return make_planner(choice.name, prior, model, changes=choice.changes, **options)
+
+
+def _find_model(choice: PlannerChoice, source: str) -> AbstractDynamics:
+    from refplan.store import load_run
+
+    folder = Path(choice.model or source)
+    parts = load_run(folder) if folder.is_dir() else {}
+    wanted = ("belief", "model", "ensemble") if choice.name == "refplan" else ("ensemble", "model", "belief")
+    for part in wanted:
+        if isinstance(parts.get(part), AbstractDynamics):
+            return parts[part]
+    raise RefplanError(
+        f"{folder}: no model of the world in it. Train one with 'refplan fit dynamics DATA --out {folder}', "
+        "or name another run folder with --model."
+    )
+
+
+def find_agent(name: str, task: "Task", sampled: bool = False, planner: PlannerChoice | None = None) -> AbstractAgent:
     """`random`, a bundled policy's name, a policy file, or a run folder holding one agent."""
     agent = _find(name, task)
     _check_sizes(agent, name, task)
+    if planner is not None:
+        agent = plan_with(agent, name, planner)
+        _check_sizes(agent, name, task)
     if not sampled:
         return agent
     if not isinstance(agent, AbstractPolicy):
@@ -69,17 +113,24 @@ def _check_sizes(agent: AbstractAgent, name: str, task: "Task") -> None:
         )
 
 
-def result_labels(name: str) -> dict[str, Any]:
-    """What a result row says about an agent: for a run folder its data, method and preset."""
-    if not Path(name).is_dir():
-        return {"prior": name}
-    from refplan.store import read_tables
+def result_labels(name: str, agent: AbstractAgent | None = None, choice: PlannerChoice | None = None) -> dict[str, Any]:
+    """What a result row says about an agent: data, method and preset of a run folder, the numbers of a planner."""
+    labels: dict[str, Any] = {"prior": name, "planner": "none", "settings": {}}
+    if Path(name).is_dir():
+        from refplan.store import read_tables
 
-    tables = read_tables(Path(name))
-    learner = tables.get("prior_learner", {})
-    settings = {key: learner[key] for key in ("preset", "updates") if key in learner}
-    dataset = tables.get("data", {}).get("name", "")
-    return {"prior": learner.get("method", name), "dataset": dataset, "settings": {"run": Path(name).name, **settings}}
+        tables = read_tables(Path(name))
+        learner = tables.get("prior_learner", {})
+        known = {key: learner[key] for key in ("preset", "updates") if key in learner}
+        labels |= {"prior": learner.get("method", name), "dataset": tables.get("data", {}).get("name", "")}
+        labels["settings"] = {"run": Path(name).name, **known}
+    if choice is not None and isinstance(agent, AbstractPlanner):
+        from refplan.planners.presets import planner_settings_of
+
+        model = {"model": Path(choice.model).name} if choice.model else {}
+        planned = {"planner_preset": choice.preset, **model, **planner_settings_of(agent)}
+        labels |= {"planner": choice.name, "settings": {**labels["settings"], **planned}}
+    return labels
 
 
 def default_task(name: str) -> "Task":

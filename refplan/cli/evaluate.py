@@ -21,11 +21,54 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--sampled", action="store_true", help="execute sampled actions instead of the mean")
+    add_planner_options(parser)
     parser.add_argument("--video", metavar="FILE", help="write the first episode of the first task as .mp4")
     parser.add_argument("--out", metavar="CSV", help="append one result row per task to this file")
     add_seed(parser)
     add_json(parser)
     parser.set_defaults(run=run, parser=parser)
+
+
+def add_planner_options(parser: argparse.ArgumentParser) -> None:
+    """Which planner to put on top of the agent, and its numbers."""
+    group = parser.add_argument_group("planning")
+    group.add_argument("--planner", metavar="NAME", help="critic, mppi, loop or refplan on top of the agent")
+    group.add_argument("--model", metavar="FOLDER", help="run folder with the model (default: the agent's own)")
+    group.add_argument(
+        "--preset", default="default", help="default, fixed (one for all) or paper (per dataset and prior)"
+    )
+    for name, about in SHORTCUTS.items():
+        group.add_argument(f"--{name}", metavar="N", help=about)
+    group.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting, e.g. --set members=5"
+    )
+
+
+SHORTCUTS = {
+    "horizon": "steps looked ahead",
+    "plans": "proposals per decision",
+    "latents": "worlds drawn from the belief (refplan)",
+    "kappa": "inverse temperature of the weights",
+    "sigma": "noise on proposed actions",
+    "penalty": "price of disagreement between members",
+}
+
+
+def planner_choice(args: argparse.Namespace) -> Any:
+    """The planner the options describe; None without --planner."""
+    from refplan.cli.agents import PlannerChoice
+    from refplan.cli.fit import parse_settings
+    from refplan.errors import RefplanError
+
+    changes = {name: getattr(args, name) for name in SHORTCUTS if getattr(args, name) is not None}
+    changes |= parse_settings(args.set)
+    if args.planner is None:
+        if changes or args.model:
+            raise RefplanError("these are settings of a planner; name one with --planner, e.g. --planner refplan.")
+        return None
+    if args.sampled:
+        raise RefplanError("--sampled is about a policy alone; a planner weighs sampled actions anyway.")
+    return PlannerChoice(args.planner, args.model, args.preset, changes)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,12 +80,14 @@ def run(args: argparse.Namespace) -> int:
     from refplan.store import append_results, result_row
 
     results, rows = [], []
+    choice = planner_choice(args)
+    name = args.agent if choice is None else f"{args.agent} + {choice.name}"
     for number, task in enumerate(_tasks(args)):
-        agent = find_agent(args.agent, task, sampled=args.sampled)
+        agent = find_agent(args.agent, task, sampled=args.sampled, planner=choice)
         video = args.video if number == 0 else None
-        result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, name=args.agent)
+        result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, name=name)
         results.append(result)
-        rows.append(result_row(result, planner="none", seed=args.seed, **result_labels(args.agent)))
+        rows.append(result_row(result, seed=args.seed, **result_labels(args.agent, agent, choice)))
     if args.out:
         append_results(args.out, rows)
     if args.json:

@@ -1,7 +1,8 @@
 """`refplan fit prior | dynamics`: train from data; the same command again resumes or returns at once."""
 
 import argparse
-from collections.abc import Callable
+import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("fit", help="train a prior policy or a dynamics model from data")
     parts = parser.add_subparsers(title="what to train", metavar="PART", required=True)
     kinds = (
-        ("prior", "method", "iql", "a policy: bc, iql, cql or edac", run_prior),
+        ("prior", "method", "iql", "a policy: bc, iql, cql, edac, mopo, combo or maple", run_prior),
         ("dynamics", "model", "ensemble", "a model of the world: ensemble or belief", run_dynamics),
     )
     for part, option, default, about, run in kinds:
@@ -22,6 +23,13 @@ def add(commands: Any) -> None:
         command.add_argument("data", help="bundled or D4RL name, Minari id, .hdf5 or .npz path")
         command.add_argument(f"--{option}", default=default, help=f"{about.split(': ')[1]} (default {default})")
         command.add_argument("--preset", default="cpu", help="cpu (minutes on two cores) or paper (default cpu)")
+        if part == "prior":
+            command.add_argument(
+                "--model",
+                metavar="RUN",
+                help="for mopo, combo and maple: the run folder whose model to imagine with (default: the model in "
+                "--out, which is trained first if there is none)",
+            )
         add_training_options(command)
         command.set_defaults(run=run, parser=command)
 
@@ -42,42 +50,87 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_prior(args: argparse.Namespace) -> int:
-    """Train a prior, save, report."""
+    """Train a prior, save, report; one that learns in imagination gets its world first."""
+    from refplan.data.sources import load
+    from refplan.errors import RefplanError
+    from refplan.priors.imagining import AbstractImaginingLearner
     from refplan.priors.presets import load_preset
 
-    return _run(args, "prior", args.method, load_preset)
+    data = load(args.data, task=args.task)
+    preset = load_preset(args.method, args.preset, data.meta.name)
+    preset = preset._replace(learner=_with_options(preset.learner, args))
+    if not isinstance(preset.learner, AbstractImaginingLearner):
+        if args.model:
+            raise RefplanError(f"--model {args.model}: {args.method} learns without a model. Leave it out.")
+        return _report(args, _train(args, "prior", args.method, data, preset))
+    model = _find_model(args, data)
+    preset = preset._replace(learner=dataclasses.replace(preset.learner, model=model))
+    return _report(args, _train(args, "prior", args.method, data, preset, {"model": args.model or args.out}))
 
 
 def run_dynamics(args: argparse.Namespace) -> int:
     """Train a model, save, report."""
+    from refplan.data.sources import load
     from refplan.dynamics.presets import load_model_preset
 
-    return _run(args, "model", args.model, load_model_preset)
+    data = load(args.data, task=args.task)
+    preset = load_model_preset(args.model, args.preset, data.meta.name)
+    preset = preset._replace(learner=_with_options(preset.learner, args))
+    return _report(args, _train(args, "model", args.model, data, preset))
 
 
-def _run(args: argparse.Namespace, part: str, name: str, find: Callable[..., Any]) -> int:
+def _with_options(learner: Any, args: argparse.Namespace) -> Any:
+    from refplan.presets import with_settings
+
+    return with_settings(learner, parse_settings(args.set))
+
+
+def _find_model(args: argparse.Namespace, data: Any) -> Any:
+    """The model of --model, or of the run folder itself; an ensemble is trained into the latter if it has none."""
+    from refplan.dynamics.base import AbstractDynamics
+    from refplan.dynamics.presets import load_model_preset
+    from refplan.errors import RefplanError
+    from refplan.store import load_run, read_tables
+
+    folder = Path(args.model or args.out)
+    if args.model or ((folder / "run.toml").exists() and "model" in read_tables(folder)):
+        model = load_run(folder).get("model")
+        if not isinstance(model, AbstractDynamics):
+            raise RefplanError(
+                f"{folder}: holds no model to imagine with. Train one: refplan fit dynamics {args.data} --out {folder}"
+            )
+        return model
+    print(f"{args.method} imagines: training an ensemble first, into {folder} (--model names another)", file=sys.stderr)
+    alone = argparse.Namespace(**{**vars(args), "steps": None, "every": None})
+    _train(alone, "model", "ensemble", data, load_model_preset("ensemble", args.preset, data.meta.name))
+    return load_run(folder)["model"]
+
+
+def _train(
+    args: argparse.Namespace, part: str, name: str, data: Any, preset: Any, more: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Train one part of a run folder; its checkpoint and curves live in a folder of their own inside."""
     import jax.random as jr
 
-    from refplan.data.sources import load
-    from refplan.presets import with_settings
     from refplan.settings import settings_of
     from refplan.store import save
     from refplan.train import fit, training_seconds
 
-    data = load(args.data, task=args.task)
-    preset = find(name, args.preset, data.meta.name)
-    learner = with_settings(preset.learner, parse_settings(args.set))
-    folder = Path(args.out)
-    logs = extra_logs(args, folder / part, settings_of(learner))
+    folder, learner = Path(args.out), preset.learner
+    # What the model is, its own run folder says.
+    settings = {key: value for key, value in settings_of(learner).items() if not key.startswith("model.")}
+    logs = extra_logs(args, folder / part, settings)
     steps, key = args.steps or preset.steps, jr.key(args.seed)
     made = fit(learner, data, key=key, steps=steps, every=args.every, folder=folder / part, logs=logs, show=True)
     wall = training_seconds(folder / part)
-    about = {"method": name, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes)}
+    about = {"method": name, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes), **(more or {})}
     about = {key: value for key, value in about.items() if value is not None}
-    parts = {part: made, f"{part}_learner": {**about, "wall_s": wall, **settings_of(learner)}}
+    parts = {part: made, f"{part}_learner": {**about, "wall_s": wall, **settings}}
     save(folder, seeds=[args.seed], wall_s=wall, **parts, data=describe_data(data, args.data))
-    summary = {"folder": str(folder), **about, "seconds": round(wall, 1)}
+    return {"folder": str(folder), **about, "seconds": round(wall, 1)}
+
+
+def _report(args: argparse.Namespace, summary: dict[str, Any]) -> int:
     if args.json:
         print_json(summary)
     else:

@@ -126,6 +126,7 @@ class BatchSimulator(AbstractSimulator):
         self._batch = Batch(self._env.model, episodes)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._elapsed = np.zeros(episodes, np.int64)
+        self._fresh = np.array(self._batch.state)
         self._gains = np.ones((episodes, task.action_dim))
         self._models: list[Any] = [self._env.model] * episodes
 
@@ -144,7 +145,14 @@ class BatchSimulator(AbstractSimulator):
         if self._known.world == "field":
             self._batch.set_models(self._models)
         self._elapsed[rows] = 0
+        self._fresh[rows] = self._batch.state[rows]
         return self._robot.observe(self._qpos[rows], self._qvel[rows])
+
+    def revive(self) -> None:
+        """Every episode back to the state of its reset, solver memory included, whatever happened since."""
+        self._need_reset()
+        self._terminated[:], self._truncated[:], self._elapsed[:] = False, False, 0
+        self._batch.state[:] = self._fresh
 
     def _set_states(self, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
         self._qpos[:], self._qvel[:] = qpos, qvel

@@ -92,6 +92,10 @@ class AbstractDynamics(eqx.Module):
         """How many members `predict` speaks for (the elites)."""
 
     @abstractmethod
+    def best(self, count: int) -> "AbstractDynamics":
+        """The same model, told by its `count` best members only (by all it has, if they are fewer)."""
+
+    @abstractmethod
     def start(self) -> Belief:
         """The belief before anything of an episode was seen."""
 

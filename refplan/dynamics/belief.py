@@ -17,13 +17,14 @@ from refplan.data.dataset import Dataset
 from refplan.data.sampling import Tape, chunks_per_epoch, make_tape, take_rows, tape_chunk
 from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.belief_decoder import BeliefDecoder
-from refplan.dynamics.belief_dynamics import BeliefDynamics, Scales, decoder_rows, fit_scales, make_optimiser
-from refplan.dynamics.decoder import Decoder, GaussianNet, bounds_penalty, make_gaussian_nets
+from refplan.dynamics.belief_dynamics import BeliefDynamics, Scales, fit_scales, make_optimiser
+from refplan.dynamics.decoder import Decoder, GaussianNet, bounds_penalty, decoder_rows, make_gaussian_nets
 from refplan.dynamics.elbo import (
     belief_kl,
     choose_steps,
     free_kl,
     held_out_elbo,
+    one_step_earlier,
     reconstruction,
 )
 from refplan.dynamics.encoder import (
@@ -209,17 +210,20 @@ class BeliefModel(AbstractStagedLearner):
         """The negative bound of one chunk, the belief at its end, and what to log."""
         key_steps, key_noise, key_members = jr.split(key, 3)
         encoder, nets = networks
-        before, after, belief = encode_lanes(encoder, scales.signals, belief, batch.steps, batch.first)
+        start = encoder.posterior(belief.memory)
+        _, memory, belief = encode_lanes(encoder, scales.signals, belief, batch.steps, batch.first)
+        now = encoder.posterior(memory)
         t, h, valid = choose_steps(batch.first, key_steps, self.beliefs, self.past)
-        mean, log_var = encoder.posterior(jnp.take_along_axis(after, t[..., None], axis=1))
+        mean, log_var = (jnp.take_along_axis(value, t[..., None], axis=1) for value in now)
         latent = sample_gaussian(mean, log_var, key_noise)
         latent = jnp.broadcast_to(latent[:, :, None], (*h.shape, self.latent)).reshape(-1, self.latent)
         decoded = jax.tree.map(lambda x: x[jnp.arange(h.shape[0])[:, None, None], h], batch.steps)
-        x, y = decoder_rows(scales, jax.tree.map(lambda x: x.reshape(h.size, *x.shape[3:]), decoded))
+        x, y = decoder_rows(
+            scales.inputs, scales.targets, jax.tree.map(lambda x: x.reshape(h.size, *x.shape[3:]), decoded)
+        )
         key_members = key_members if self.row_members == "one" else None
         nll = reconstruction(nets, x, latent, y, key_members).reshape(h.shape)
-        posteriors = encoder.posterior(after), encoder.posterior(before)
-        kl = belief_kl(*posteriors, batch.first, self.kl_target, self.stop_gradient)
+        kl = belief_kl(now, one_step_earlier(now, start), batch.first, self.kl_target, self.stop_gradient)
         explained = jnp.mean(jnp.sum(jnp.where(valid, nll, 0.0), axis=2))
         loss = explained + self.kl_weight * free_kl(kl, self.free_bits) + bounds_penalty(nets, self.bounds_weight)
         metrics = {
@@ -241,7 +245,7 @@ class BeliefModel(AbstractStagedLearner):
             *state.networks,
             state.scales.signals,
             held,
-            decoder_rows(state.scales, held.rows),
+            decoder_rows(state.scales.inputs, state.scales.targets, held.rows),
             kl_weight=self.kl_weight,
             kl_target=self.kl_target,
             past=self.past,

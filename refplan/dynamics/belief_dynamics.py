@@ -1,15 +1,15 @@
 """The trained belief model, and what both stages of its training share."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
 
 from refplan.data.dataset import Dataset
-from refplan.dynamics.base import AbstractLatentDynamics, AbstractTermination, Outcome
+from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, AbstractTermination, Outcome
 from refplan.dynamics.decoder import Decoder
 from refplan.dynamics.encoder import (
     Encoder,
@@ -35,6 +35,10 @@ class BeliefDynamics(AbstractLatentDynamics):
     def members(self) -> int:
         """The decoder's elites."""
         return self.decoder.elites
+
+    def best(self, count: int) -> AbstractDynamics:
+        """The first `count` elites."""
+        return dataclasses.replace(self, decoder=self.decoder.best(count))
 
     def start(self) -> HistoryBelief:
         """z_{-1} = 0, a_{-1} = 0, r_{-1} = 0."""
@@ -88,15 +92,6 @@ def fit_scales(data: Dataset, normalise_targets: bool) -> Scales:
         return Scales(signals, inputs, identity_normaliser(data.obs_dim + 1))
     change = data.next_observations - data.observations
     return Scales(signals, inputs, fit_normaliser(np.concatenate([change, data.rewards[:, None]], axis=1)))
-
-
-def decoder_rows(
-    scales: Scales, rows: Transition
-) -> tuple[Float[Array, "*batch inputs"], Float[Array, "*batch outputs"]]:
-    """What the decoder reads, [s, a], and what it should say, [s' - s, r], in its units."""
-    x = jnp.concatenate([rows.obs, rows.action], axis=-1)
-    y = jnp.concatenate([rows.next_obs - rows.obs, rows.reward[..., None]], axis=-1)
-    return scales.inputs(x), scales.targets(y)
 
 
 def make_optimiser(rate: Scalar, decay: Scalar, clip: Scalar) -> optax.GradientTransformation:

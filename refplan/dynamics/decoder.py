@@ -4,6 +4,7 @@ Each member predicts a Gaussian; the log-variance lives between soft bounds that
 the order of their error on held-out data, so that the first ones are the elites.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from jaxtyping import Array, Float
 
 from refplan.dynamics.base import Outcome
 from refplan.nn import Activation, Linear, Normaliser
-from refplan.types import Key, Scalar
+from refplan.types import Key, Scalar, Transition
 
 
 class GaussianNet(eqx.Module):
@@ -92,16 +93,32 @@ def apply_members(
     nets: GaussianNet, x: Float[Array, "member *batch inputs"], latent: Float[Array, "*batch latent"] | None = None
 ) -> tuple[Float[Array, "member *batch outputs"], Float[Array, "member *batch outputs"]]:
     """Every member on inputs of its own, all under one latent; the bounds are shared."""
-    axes = eqx.tree_at(lambda n: (n.max_log_var, n.min_log_var), _leading(nets), (None, None), is_leaf=_is_none)
-    return eqx.filter_vmap(lambda net, y: net(y, latent), in_axes=(axes, 0))(nets, x)
+    return _over_members(nets, x, latent, None)
 
 
-def _leading(nets: GaussianNet) -> GaussianNet:
-    return jax.tree.map(lambda x: 0 if eqx.is_array(x) else None, nets)
+def members_apart(
+    nets: GaussianNet,
+    x: Float[Array, "member *batch inputs"],
+    latent: Float[Array, "member *batch latent"] | None = None,
+) -> tuple[Float[Array, "member *batch outputs"], Float[Array, "member *batch outputs"]]:
+    """Every member on inputs and latents of its own."""
+    return _over_members(nets, x, latent, 0)
 
 
-def _is_none(x: object) -> bool:
-    return x is None
+def _over_members(nets: GaussianNet, x: Array, latent: Array | None, latent_axis: int | None) -> tuple[Array, Array]:
+    def one(layers: tuple, inject: tuple, x: Array, latent: Array | None) -> tuple[Array, Array]:
+        return eqx.tree_at(lambda n: (n.layers, n.inject), nets, (layers, inject))(x, latent)
+
+    return jax.vmap(one, in_axes=(0, 0, 0, latent_axis))(nets.layers, nets.inject, x, latent)
+
+
+def decoder_rows(
+    inputs: Normaliser, targets: Normaliser, rows: Transition
+) -> tuple[Float[Array, "*batch inputs"], Float[Array, "*batch outputs"]]:
+    """What a member reads, [s, a], and what it should say, [s' - s, r], in its units."""
+    x = jnp.concatenate([rows.obs, rows.action], axis=-1)
+    y = jnp.concatenate([rows.next_obs - rows.obs, rows.reward[..., None]], axis=-1)
+    return inputs(x), targets(y)
 
 
 def negative_log_likelihood(
@@ -137,6 +154,10 @@ class Decoder(eqx.Module):
         mean, log_var = apply_members(self.elite_nets(), self.inputs(x), latent)
         mean, std = self.targets.inverse(mean), jnp.exp(0.5 * log_var) * self.targets.std[None]
         return Outcome(obs + mean[:, :-1], mean[:, -1], std[:, :-1], std[:, -1])
+
+    def best(self, count: int) -> "Decoder":
+        """The same with fewer elites."""
+        return dataclasses.replace(self, elites=min(count, self.elites))
 
     def elite_nets(self) -> GaussianNet:
         """The first `elites` members."""

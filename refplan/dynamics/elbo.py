@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from refplan.dynamics.decoder import GaussianNet, negative_log_likelihood
+from refplan.dynamics.decoder import GaussianNet, members_apart, negative_log_likelihood
 from refplan.dynamics.encoder import Encoder, gaussian_kl
 from refplan.dynamics.encoding import Episodes, encode_rows
 from refplan.nn import Normaliser
@@ -59,16 +59,12 @@ def reconstruction(
     return jnp.zeros(members * share).at[order].set(values, unique_indices=True)[:rows]
 
 
-def members_apart(
-    nets: GaussianNet, x: Float[Array, "member rows inputs"], latent: Float[Array, "member rows latent"]
-) -> tuple[Float[Array, "member rows outputs"], Float[Array, "member rows outputs"]]:
-    """Every member on inputs and latents of its own."""
-
-    def one(layers, inject, x, latent):
-        net = GaussianNet(layers, inject, nets.max_log_var, nets.min_log_var, nets.residual, nets.activation)
-        return net(x, latent)
-
-    return jax.vmap(one)(nets.layers, nets.inject, x, latent)
+def one_step_earlier(
+    now: Posterior, start: tuple[Float[Array, "lanes latent"], Float[Array, "lanes latent"]]
+) -> Posterior:
+    """q(m | tau_{:t-1}) beside each q(m | tau_{:t}) of lanes by time; `start` stands before the first column."""
+    mean, log_var = (jnp.concatenate([x[:, None], y[:, :-1]], axis=1) for x, y in zip(start, now, strict=True))
+    return mean, log_var
 
 
 def belief_kl(

@@ -43,6 +43,10 @@ class TabularDynamics(AbstractDynamics):
         """One: the doubt is in the hypothesis, not in members."""
         return 1
 
+    def best(self, count: int) -> AbstractDynamics:
+        """There is only one."""
+        return self
+
     def start(self) -> Table:
         """The prior's counts."""
         return self.alpha

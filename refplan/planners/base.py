@@ -1,7 +1,7 @@
 """What planners have in common: settings, state, and the way from an observation to a `Plan`."""
 
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from refplan.agent import AbstractAgent, AbstractPrior
-from refplan.dynamics.base import AbstractDynamics, Belief, Hypothesis
+from refplan.agent import AbstractPrior
+from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief, Hypothesis
+from refplan.errors import RefplanError, unknown_name
 from refplan.planners.core import (
+    Mixing,
     Plan,
-    Propagation,
-    Proposal,
     combine,
     effective_count,
     kappa_for,
@@ -23,50 +23,210 @@ from refplan.planners.core import (
     usable,
     weigh,
 )
-from refplan.risk import mean_minus_std, mean_minus_variance
+from refplan.risk import conditional_value_at_risk, mean_minus_std, mean_minus_variance
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
 
-Spread = Literal["std", "variance"]
-Choice = Literal["mean", "resample"]
+# What the settings that are words may say.
+WORDS = {
+    "proposal": ("sample", "mean"),
+    "propagation": ("sample", "common", "mean"),
+    "spread": ("std", "variance"),
+    "choice": ("mean", "resample"),
+    "value_at_end": ("prior", "none"),
+    "across": ("weights", "scores"),
+}
 
 
 class PlannerState(NamedTuple):
-    """What a planner remembers: the prior's state and the model's belief."""
+    """What a planner remembers: the prior's state, the model's belief, and the last plan (`known`: if there is one)."""
 
     prior: State
     belief: Belief
+    previous: Float[Array, "horizon act"]
+    known: Float[Array, ""]
 
 
-class AbstractPlanner(AbstractAgent):
-    """An agent that can show what its decision was made from."""
+class Considered(NamedTuple):
+    """Proposals and what they would earn in every world under every member."""
+
+    proposals: Float[Array, "plan horizon act"]
+    returns: Float[Array, "world plan member"]
+    scores: Float[Array, "world plan"]
+
+
+def prior_bound(prior: Any, name: str) -> Action:
+    """The action bound a prior was trained in."""
+    bound = getattr(prior, name, None)
+    bound = getattr(getattr(prior, "policy", None), name, None) if bound is None else bound
+    if bound is None:
+        raise RefplanError(
+            f"the prior ({type(prior).__name__}) does not say its action bounds; give the planner low=... and high=..."
+        )
+    return jnp.asarray(bound, jnp.float32)
+
+
+class AbstractPlanner(AbstractPrior):
+    """An agent that weighs plans and can show what its decision was made from.
+
+    It is a prior too (its sampled action is one of its plans, drawn by their weights; its value is its own prior's), so
+    that a planner can be the prior of another planner.
+    """
+
+    prior: AbstractPrior
+    low: Action | None = eqx.field(default=None, kw_only=True)  # None: the prior's
+    high: Action | None = eqx.field(default=None, kw_only=True)
+    plans: int = eqx.field(static=True, default=100, kw_only=True)
+    kappa: Scalar = eqx.field(converter=jnp.asarray, default=5.0, kw_only=True)
+    sigma: Scalar = eqx.field(converter=jnp.asarray, default=0.05, kw_only=True)
+    proposal: str = eqx.field(static=True, default="sample", kw_only=True)
+    choice: str = eqx.field(static=True, default="mean", kw_only=True)
+    # The share of plans that should take part in the decision; 0: use kappa.
+    effective: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
+
+    def __post_init__(self):
+        self.low = prior_bound(self.prior, "low") if self.low is None else jnp.asarray(self.low)
+        self.high = prior_bound(self.prior, "high") if self.high is None else jnp.asarray(self.high)
+
+    def __check_init__(self):
+        for name, words in WORDS.items():
+            if getattr(self, name, words[0]) not in words:
+                raise unknown_name(f"{name} of {type(self).__name__}", getattr(self, name), words)
+        for name in ("plans", "horizon", "latents", "repeats"):
+            if getattr(self, name, 1) < 1:
+                raise RefplanError(f"{name} of {type(self).__name__} must be at least 1, got {getattr(self, name)}.")
 
     @abstractmethod
-    def plan(self, state: State, obs: Obs, key: Key) -> tuple[Plan, State]:
-        """The decision with its reasons, and the new state."""
+    def start(self) -> PlannerState:
+        """Nothing seen yet."""
+
+    @abstractmethod
+    def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
+        """Reflect on one real step."""
+
+    @abstractmethod
+    def consider(self, state: PlannerState, obs: Obs, key: Key) -> Considered:
+        """Propose plans and score them."""
+
+    @abstractmethod
+    def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """(mean, standard deviation) of a Gaussian belief; empty where there is none."""
+
+    def plan(self, state: PlannerState, obs: Obs, key: Key) -> tuple[Plan, PlannerState]:
+        """Algorithm 2 of the paper; what is not finite falls back to the prior's own action."""
+        self._check(state, obs)
+        key_own, key_consider, key_decide = jr.split(key, 3)
+        own, prior_state = self.prior.act(state.prior, obs, key_own)
+        plan = self.decide(self.consider(state, obs, key_consider), own, key_decide)
+        mean, std = self.believed(state.belief, obs)
+        plan = plan._replace(belief_mean=mean, belief_std=std)
+        known = (~plan.fallback).astype(jnp.float32)  # no weak type: another one would compile every act twice
+        return plan, PlannerState(prior_state, state.belief, plan.mean_plan, known)
+
+    def act(self, state: PlannerState, obs: Obs, key: Key) -> tuple[Action, PlannerState]:
+        """The first action of the plan."""
+        plan, state = self.plan(state, obs, key)
+        return plan.action, state
+
+    def sample(self, state: PlannerState, obs: Obs, key: Key) -> tuple[Action, Scalar]:
+        """One of the plans drawn by its weight, and the logarithm of that weight."""
+        key_plan, key_draw = jr.split(key)
+        plan, _ = self.plan(state, obs, key_plan)
+        log_weights = jnp.log(jnp.mean(plan.weights, axis=0))
+        drawn = jr.categorical(key_draw, log_weights)
+        action = jnp.where(plan.fallback, plan.action, plan.proposals[drawn, 0])
+        return action, jnp.where(plan.fallback, 0.0, log_weights[drawn])
+
+    def value(self, state: PlannerState, obs: Obs) -> Scalar:
+        """The prior's value: a lower bound of what a planner on top of it should reach."""
+        return self.prior.value(state.prior, obs)
+
+    def decide(self, considered: Considered, own: Action, key: Key) -> Plan:
+        """Weigh the plans in every world (eq. 9) and average over worlds (eq. 14); `own` is the way out."""
+        proposals, returns, scores = considered
+        wanted = jnp.maximum(self.effective * self.plans, 1.0)
+        kappa = jax.vmap(lambda s: jnp.where(self.effective > 0, kappa_for(s, wanted), self.kappa))(scores)
+        weights = jax.vmap(weigh)(scores, kappa)
+        good = usable(scores)
+        # A world in which nothing is finite has no say; if none has, the prior decides.
+        kept = weights * good[:, None] * (scores.shape[0] / jnp.maximum(good.sum(), 1))
+        mean_plan = combine(jnp.where(jnp.isfinite(proposals), proposals, 0.0), kept)
+        if self.choice == "resample":
+            mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
+        fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
+        middle = 0.5 * (self.low + self.high)
+        safe = jnp.where(jnp.isfinite(own), own, middle)
+        mean_plan = jnp.where(fallback, safe[None], mean_plan)
+        action = jnp.clip(mean_plan[0], self.low, self.high)
+        counts, none = jax.vmap(effective_count)(weights), jnp.zeros(0)
+        return Plan(action, mean_plan, proposals, returns, scores, weights, counts, kappa, fallback, none, none)
+
+    def _check(self, state: PlannerState, obs: Obs) -> None:
+        """An observation of the wrong shape is found before anything is computed."""
+        try:
+            shape = jax.eval_shape(lambda o: self.prior.act(state.prior, o, jr.key(0))[0], obs).shape
+        except (TypeError, ValueError) as error:
+            detail = str(error).splitlines()[0]
+            raise RefplanError(
+                f"{type(self).__name__}: its prior does not accept an observation of shape {obs.shape} ({detail}). "
+                "Give one observation of the task the prior was trained in."
+            ) from None
+        if shape != self.low.shape:
+            raise RefplanError(
+                f"{type(self).__name__}: the prior gives actions of shape {shape}, the bounds have {self.low.shape}."
+            )
 
 
-class AbstractShootingPlanner(AbstractPlanner):
-    """Propose with the prior, score in the model, weigh, execute the first action.
+class AbstractModelPlanner(AbstractPlanner):
+    """A planner that imagines: it has a model, a horizon, and may mix its last plan into the next proposals."""
+
+    model: AbstractDynamics
+    horizon: int = eqx.field(static=True, default=2, kw_only=True)
+    discount: Scalar = eqx.field(converter=jnp.asarray, default=0.99, kw_only=True)
+    value_at_end: str = eqx.field(static=True, default="prior", kw_only=True)
+    mixing: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
+    shift: bool = eqx.field(static=True, default=True, kw_only=True)  # the last plan moves on by one step
+
+    def start(self) -> PlannerState:
+        """Nothing seen yet, no plan to go on with."""
+        empty = jnp.zeros((self.horizon, *self.low.shape))
+        return PlannerState(self.prior.start(), self.model.start(), empty, jnp.zeros(()))
+
+    def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
+        """Prior and model both reflect on the step."""
+        prior = self.prior.observe(state.prior, transition)
+        return state._replace(prior=prior, belief=self.model.observe(state.belief, transition))
+
+    def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """The posterior of a latent model."""
+        if not isinstance(self.model, AbstractLatentDynamics):
+            return jnp.zeros(0), jnp.zeros(0)
+        mean, log_var = self.model.posterior(belief, obs)
+        return mean, jnp.exp(0.5 * log_var)
+
+    def imagine(self, state: PlannerState, obs: Obs, key: Key) -> Any:
+        """The prior's proposals, rolled through the model at the belief's centre (see `core.propose`)."""
+        last = jnp.concatenate([state.previous[1:], state.previous[-1:]]) if self.shift else state.previous
+        options: dict[str, Any] = {"plans": self.plans, "sigma": self.sigma, "low": self.low, "high": self.high}
+        options |= {"proposal": self.proposal, "discount": self.discount}
+        centre = self.model.centre(state.belief, obs)
+        mixing = Mixing(last, self.mixing * state.known)
+        return propose(self.prior, self.model, state.prior, centre, obs, key, mixing=mixing, **options)
+
+
+class AbstractShootingPlanner(AbstractModelPlanner):
+    """Propose with the prior, score every plan in every world under every member, weigh, execute the first action.
 
     LOOP and RefPlan differ only in `worlds`: which hypotheses plans are scored under.
     """
 
-    prior: AbstractPrior
-    model: AbstractDynamics
-    low: Action
-    high: Action
-    horizon: int = eqx.field(static=True, default=2)
-    plans: int = eqx.field(static=True, default=100)
-    kappa: Scalar = eqx.field(converter=jnp.asarray, default=5.0)
-    sigma: Scalar = eqx.field(converter=jnp.asarray, default=0.05)
-    penalty: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
-    discount: Scalar = eqx.field(converter=jnp.asarray, default=0.99)
-    proposal: Proposal = eqx.field(static=True, default="sample")
-    propagation: Propagation = eqx.field(static=True, default="mean")
-    spread: Spread = eqx.field(static=True, default="std")
-    choice: Choice = eqx.field(static=True, default="mean")
-    effective: Scalar = eqx.field(converter=jnp.asarray, default=0.0)  # share of plans to take part; 0: use kappa
-    terminal: bool = eqx.field(static=True, default=True)
+    penalty: Scalar = eqx.field(converter=jnp.asarray, default=0.1, kw_only=True)
+    spread: str = eqx.field(static=True, default="std", kw_only=True)
+    propagation: str = eqx.field(static=True, default="mean", kw_only=True)
+    members: int = eqx.field(static=True, default=0, kw_only=True)  # how many elites score; 0: all
+    # "weights": plans are weighed in every world, weights averaged (the paper). "scores": scores are joined over worlds
+    # first, by the mean of the worst `share` of them (1: the plain mean), and weighed once.
+    across: str = eqx.field(static=True, default="weights", kw_only=True)
+    share: Scalar = eqx.field(converter=jnp.asarray, default=1.0, kw_only=True)
 
     @abstractmethod
     def worlds(self, belief: Belief, obs: Obs, key: Key) -> Hypothesis:
@@ -77,69 +237,27 @@ class AbstractShootingPlanner(AbstractPlanner):
     def world_count(self) -> int:
         """How many there are."""
 
-    def start(self) -> PlannerState:
-        """Nothing seen yet."""
-        return PlannerState(self.prior.start(), self.model.start())
-
-    def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
-        """Prior and model both reflect on the step."""
-        prior = self.prior.observe(state.prior, transition)
-        return PlannerState(prior, self.model.observe(state.belief, transition))
-
-    def act(self, state: PlannerState, obs: Obs, key: Key) -> tuple[Action, PlannerState]:
-        """The first action of the plan."""
-        plan, state = self.plan(state, obs, key)
-        return plan.action, state
-
-    def plan(self, state: PlannerState, obs: Obs, key: Key) -> tuple[Plan, PlannerState]:
-        """Algorithm 2 of the paper; what is not finite falls back to the prior's own action."""
-        keys = jr.split(key, 5)
-        own, prior_state = self.prior.act(state.prior, obs, keys[0])
-        proposals = self._propose(state, obs, keys[1])
-        worlds = self.worlds(state.belief, obs, keys[2])
-        returns = self._score(state.prior, worlds, obs, proposals, keys[3])
+    def consider(self, state: PlannerState, obs: Obs, key: Key) -> Considered:
+        """Lines 5 to 14 of Algorithm 2."""
+        key_propose, key_worlds, key_score = jr.split(key, 3)
+        proposals = self.imagine(state, obs, key_propose).actions
+        worlds = self.worlds(state.belief, obs, key_worlds)
+        returns = self.evaluate(state.prior, worlds, obs, proposals, key_score)
         risk = mean_minus_std if self.spread == "std" else mean_minus_variance
         scores = risk(returns, self.penalty, 2)
-        plan = self._decide(proposals, returns, scores, own, keys[4])
-        return plan, PlannerState(prior_state, state.belief)
+        if self.across == "scores":
+            scores = conditional_value_at_risk(scores, self.share, 0)[None]
+        return Considered(proposals, returns, scores)
 
-    def _propose(self, state: PlannerState, obs: Obs, key: Key) -> Float[Array, "plan horizon act"]:
-        centre = self.model.centre(state.belief, obs)
-        shape: dict[str, Any] = {"plans": self.plans, "horizon": self.horizon, "proposal": self.proposal}
-        box = {"sigma": self.sigma, "low": self.low, "high": self.high}
-        return propose(self.prior, self.model, state.prior, centre, obs, key, **shape, **box)
-
-    def _score(
+    def evaluate(
         self, prior_state: State, worlds: Hypothesis, obs: Obs, proposals: Float[Array, "plan horizon act"], key: Key
     ) -> Float[Array, "world plan member"]:
+        """What every plan earns in every world under every member."""
+        model = self.model.best(self.members) if self.members else self.model
         options: dict[str, Any] = {"discount": self.discount, "propagation": self.propagation}
+        options["terminal"] = self.value_at_end == "prior"
 
         def one(world: Hypothesis, key: Key) -> Float[Array, "plan member"]:
-            inputs = (prior_state, world, obs, proposals, key)
-            return score(self.prior, self.model, *inputs, **options, terminal=self.terminal)
+            return score(self.prior, model, prior_state, world, obs, proposals, key, **options)
 
         return jax.vmap(one)(worlds, jr.split(key, self.world_count))
-
-    def _decide(
-        self,
-        proposals: Float[Array, "plan horizon act"],
-        returns: Float[Array, "world plan member"],
-        scores: Float[Array, "world plan"],
-        own: Action,
-        key: Key,
-    ) -> Plan:
-        wanted = jnp.maximum(self.effective * self.plans, 1.0)
-        kappa = jax.vmap(lambda s: jnp.where(self.effective > 0, kappa_for(s, wanted), self.kappa))(scores)
-        weights = jax.vmap(weigh)(scores, kappa)
-        good = usable(scores)
-        # A world in which nothing is finite has no say; if none has, the prior decides.
-        kept = weights * good[:, None] * (self.world_count / jnp.maximum(good.sum(), 1))
-        mean_plan = combine(jnp.where(jnp.isfinite(proposals), proposals, 0.0), kept)
-        if self.choice == "resample":
-            mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
-        fallback = ~good.any() | ~jnp.isfinite(mean_plan[0]).all()
-        middle = 0.5 * (self.low + self.high)
-        safe = jnp.where(jnp.isfinite(own), own, middle)
-        action = jnp.clip(jnp.where(fallback, safe, mean_plan[0]), self.low, self.high)
-        counts = jax.vmap(effective_count)(weights)
-        return Plan(action, mean_plan, proposals, returns, scores, weights, counts, kappa, fallback)

@@ -4,23 +4,22 @@ Shapes: `plan` plans of `horizon` actions; `world` hypotheses (latents, or repea
 Rows are kept as (member, plan), so that one batched product serves all members.
 """
 
-from typing import Literal, NamedTuple
+import itertools
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
-from refplan.agent import AbstractPrior
+from refplan.agent import AbstractPolicy, AbstractPrior
 from refplan.dynamics.base import AbstractDynamics, Hypothesis
 from refplan.types import Action, Flag, Key, Obs, Scalar, State, Transition
 
-Proposal = Literal["sample", "mean"]
-Propagation = Literal["sample", "common", "mean"]
-
 
 class Plan(NamedTuple):
-    """Everything a decision was made from."""
+    """Everything a decision was made from; a model without a Gaussian belief leaves `belief_*` empty."""
 
     action: Action
     mean_plan: Float[Array, "horizon act"]
@@ -31,10 +30,29 @@ class Plan(NamedTuple):
     effective_plans: Float[Array, " world"]
     kappa: Float[Array, " world"]
     fallback: Flag
+    belief_mean: Float[Array, " latent"]
+    belief_std: Float[Array, " latent"]
+
+
+class Imagined(NamedTuple):
+    """The prior acting in the imagination: what it did, what it earned, where it ended."""
+
+    actions: Float[Array, "plan horizon act"]
+    earned: Float[Array, " plan"]  # discounted rewards
+    states: State  # the prior's, one per plan
+    obs: Float[Array, "plan obs"]
+    alive: Bool[Array, " plan"]
+
+
+class Mixing(NamedTuple):
+    """How much of another plan is mixed into every proposal: a_h <- (1 - share) a_h + share plan_h (MBOP's beta)."""
+
+    plan: Float[Array, "horizon act"]
+    share: Scalar
 
 
 def propose(
-    prior: AbstractPrior,
+    prior: AbstractPolicy,
     model: AbstractDynamics,
     prior_state: State,
     centre: Hypothesis,
@@ -42,39 +60,64 @@ def propose(
     key: Key,
     *,
     plans: int,
-    horizon: int,
     sigma: Scalar,
     low: Action,
     high: Action,
-    proposal: Proposal,
-) -> Float[Array, "plan horizon act"]:
+    proposal: str,
+    mixing: Mixing,
+    discount: Scalar,
+) -> Imagined:
     """Lines 5-8 of Algorithm 2: roll the prior through the model at the belief's centre.
 
-    Each action is the prior's (sampled, or its own choice) plus N(0, sigma^2), clipped; what is executed in the
-    imagination is the noisy one. Each plan is moved by one elite per step (see `move_plans`).
+    Each action is the prior's (sampled, or its own choice) plus N(0, sigma^2), mixed with another plan, clipped; what
+    is executed in the imagination is that. Each plan is moved by one elite per step (see `move_plans`).
     """
 
-    def choose(state: State, obs: Obs, key: Key) -> tuple[Action, State]:
-        key_action, key_noise, key_own = jr.split(key, 3)
-        own, new = prior.act(state, obs, key_own)
-        action = prior.sample(state, obs, key_action)[0] if proposal == "sample" else own
-        return jnp.clip(action + sigma * jr.normal(key_noise, action.shape), low, high), new
+    key_sample, key_draws = jr.split(key)
+    draws = _draw(key_draws, mixing.plan.shape, plans, model.members, obs.shape[0])
 
-    def step(carry: tuple, key: Key) -> tuple[tuple, Float[Array, "plan act"]]:
-        states, rows, alive = carry
-        key_choose, key_move = jr.split(key)
-        actions, states = jax.vmap(choose)(states, rows, jr.split(key_choose, plans))
-        after, rewards = move_plans(model, centre, rows, actions, key_move)
+    def choose(state: State, obs: Obs, planned: Action, noise: Action, key: Key) -> tuple[Action, State]:
+        own, new = prior.act(state, obs, key)
+        action = prior.sample(state, obs, key)[0] if proposal == "sample" else own
+        mixed = (1.0 - mixing.share) * (action + sigma * noise) + mixing.share * planned
+        return jnp.clip(mixed, low, high), new
+
+    def step(carry: tuple, inputs: tuple[Action, _Draws, Array]) -> tuple[tuple, Float[Array, "plan act"]]:
+        states, rows, alive, earned, factor = carry
+        planned, draw, keys = inputs
+        actions, states = jax.vmap(choose, (0, 0, None, 0, 0))(states, rows, planned, draw.action, keys)
+        after, rewards = move_plans(model, centre, rows, actions, draw)
         ended = jax.vmap(model.termination)(rows, actions, after)
         steps = Transition(rows, actions, rewards, after, ended)
         states = jax.vmap(prior.observe)(states, steps)
+        earned = earned + factor * jnp.where(alive, rewards, 0.0)
         rows = jnp.where(alive[:, None], after, rows)
-        return (states, rows, alive & ~ended), actions
+        return (states, rows, alive & ~ended, earned, factor * discount), actions
 
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (plans, *jnp.shape(x))), (prior_state, obs))
-    start = (*many, jnp.ones(plans, bool))
-    _, actions = jax.lax.scan(step, start, jr.split(key, horizon), unroll=min(horizon, 8))
-    return jnp.swapaxes(actions, 0, 1)
+    start = (*many, jnp.ones(plans, bool), jnp.zeros(plans), jnp.ones(()))
+    inputs = (mixing.plan, draws, jr.split(key_sample, (mixing.plan.shape[0], plans)))
+    (states, rows, alive, earned, _), actions = jax.lax.scan(step, start, inputs)
+    return Imagined(jnp.swapaxes(actions, 0, 1), earned, states, rows, alive)
+
+
+class _Draws(NamedTuple):
+    """Standard normals of one step of all plans: on actions, who moves whom, and of the transitions."""
+
+    action: Float[Array, "*time plan act"]
+    deal: Float[Array, "*time seat"]
+    outcome: Float[Array, "*time member group outputs"]
+
+
+def _draw(key: Key, shape: tuple[int, ...], plans: int, members: int, obs: int) -> _Draws:
+    """All numbers in one flat draw: every separate generator costs about a second to compile."""
+    horizon, size = shape
+    group = -(-plans // members)
+    shapes = ((plans, size), (group * members,), (members, group, obs + 1))
+    counts = [math.prod(each) for each in shapes]
+    flat = jr.normal(key, (horizon * sum(counts),)).reshape(horizon, sum(counts))
+    parts = jnp.split(flat, list(itertools.accumulate(counts))[:-1], axis=1)
+    return _Draws(*(part.reshape(horizon, *each) for part, each in zip(parts, shapes, strict=True)))
 
 
 def move_plans(
@@ -82,27 +125,24 @@ def move_plans(
     hypothesis: Hypothesis,
     obs: Float[Array, "plan obs"],
     actions: Float[Array, "plan act"],
-    key: Key,
+    draw: _Draws,
 ) -> tuple[Float[Array, "plan obs"], Float[Array, " plan"]]:
     """One sampled step of every plan under an elite of its own, redrawn each step.
 
-    Elites are dealt out evenly at random: a random permutation of the plans is cut into one group per member. Each plan
-    still has a uniformly random elite, and every member moves only its own group instead of all plans.
+    Elites are dealt out evenly at random: a random permutation of the plans (the order of `draw.deal`) is cut into one
+    group per member. Each plan still has a uniformly random elite, and every member moves only its own group instead
+    of all plans.
     """
     plans, members = obs.shape[0], model.members
-    group = -(-plans // members)
-    key_deal, key_noise = jr.split(key)
-    dealt = jr.permutation(key_deal, group * members)
+    dealt = jnp.argsort(draw.deal)
     back = jnp.argsort(dealt)[:plans]  # where each plan was dealt to; the rest only fill the last groups
     dealt = dealt % plans
-    shape = (members, group)
+    shape = (members, dealt.shape[0] // members)
     rows, acts = obs[dealt].reshape(*shape, -1), actions[dealt].reshape(*shape, -1)
     outcome = jax.vmap(model.predict, (None, 1, 1), 1)(hypothesis, rows, acts)
-    noise = jr.normal(key_noise, (*shape, obs.shape[1] + 1))
-    after = outcome.next_obs + outcome.next_obs_std * noise[..., :-1]
-    rewards = outcome.reward + outcome.reward_std * noise[..., -1]
-    after, rewards = after.reshape(group * members, -1), rewards.reshape(-1)
-    return after[back], rewards[back]
+    after = outcome.next_obs + outcome.next_obs_std * draw.outcome[..., :-1]
+    rewards = outcome.reward + outcome.reward_std * draw.outcome[..., -1]
+    return after.reshape(dealt.shape[0], -1)[back], rewards.reshape(-1)[back]
 
 
 def score(
@@ -115,7 +155,7 @@ def score(
     key: Key,
     *,
     discount: Scalar,
-    propagation: Propagation,
+    propagation: str,
     terminal: bool = True,
 ) -> Float[Array, "plan member"]:
     """Lines 9-14 of Algorithm 2 for one hypothesis: every plan under every elite, the elite fixed along the plan.
@@ -129,8 +169,8 @@ def score(
     def step(carry: tuple, inputs: tuple[Array, Key]) -> tuple[tuple, None]:
         states, rows, alive, total, factor = carry
         actions, key = inputs
+        outcome = jax.vmap(model.predict, (None, 1, 0), 1)(hypothesis, rows, actions)
         acts = jnp.broadcast_to(actions, (members, *actions.shape))
-        outcome = jax.vmap(model.predict, (None, 1, 1), 1)(hypothesis, rows, acts)
         after, rewards = _propagate(outcome, key, propagation)
         ended = jax.vmap(jax.vmap(model.termination))(rows, acts, after)
         total = total + factor * jnp.where(alive, rewards, 0.0)
@@ -150,7 +190,7 @@ def score(
     return total.T
 
 
-def _propagate(outcome: tuple, key: Key, propagation: Propagation) -> tuple[Array, Array]:
+def _propagate(outcome: tuple, key: Key, propagation: str) -> tuple[Array, Array]:
     """Means, independent draws, or draws with the same noise for all plans of a member."""
     mean, reward, std, reward_std = outcome
     if propagation == "mean":

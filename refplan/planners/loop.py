@@ -20,7 +20,7 @@ class LOOP(AbstractShootingPlanner):
     H-1 rewards and Q, undiscounted); terminations end a plan (its code: in effect never).
     """
 
-    repeats: int = eqx.field(static=True, default=1)
+    repeats: int = eqx.field(static=True, default=1, kw_only=True)
 
     @property
     def world_count(self) -> int:

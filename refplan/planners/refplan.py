@@ -16,7 +16,7 @@ class RefPlan(AbstractShootingPlanner):
     transitions are propagated by their means by default (`propagation="sample"` is the paper's reading).
     """
 
-    latents: int = eqx.field(static=True, default=4)
+    latents: int = eqx.field(static=True, default=4, kw_only=True)
 
     @property
     def world_count(self) -> int:

@@ -1,0 +1,1 @@
+"""Timings a user can repeat: read ratios, not seconds."""
