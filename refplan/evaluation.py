@@ -5,6 +5,7 @@ serves all of them; finished episodes stay in the batch, masked.
 """
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError
 from refplan.progress import progress
 from refplan.stats import Interval, mean_interval
-from refplan.types import Key, State, Transition
+from refplan.types import Key, Obs, State, Transition
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,20 @@ class Result:
         )
 
 
+class AbstractWatcher(ABC):
+    """Looks over the shoulder of the first episode; its time is not counted as the agent's."""
+
+    @abstractmethod
+    def before(
+        self, agent: AbstractAgent, state: State, obs: Obs, key: Key, step: int, simulator: AbstractSimulator
+    ) -> None:
+        """Called before every step with what the agent decides from; `key` is the one it decides with."""
+
+    @abstractmethod
+    def after(self, action: Float[np.ndarray, " act"], reward: float, terminated: bool) -> None:
+        """Called after every step with what was done and what came of it."""
+
+
 def evaluate(
     agent: AbstractAgent,
     task: Task | str,
@@ -113,6 +128,7 @@ def evaluate(
     starts: Starts | None = None,
     trace: bool = False,
     video: str | Path | None = None,
+    watcher: AbstractWatcher | None = None,
     name: str | None = None,
     show: bool | None = None,
     batched: bool | None = None,
@@ -120,7 +136,8 @@ def evaluate(
     """Run `episodes` episodes of `agent` in `task`.
 
     `starts` puts each episode into a given simulator state (paper, RQ1) instead of the task's own start. `trace` keeps
-    every step; `video` writes the first episode to an .mp4. `batched=False` forces plain Gymnasium stepping.
+    every step; `video` writes the first episode to an .mp4; `watcher` sees each of its decisions. `batched=False`
+    forces plain Gymnasium stepping.
     """
     task = find_task(task) if isinstance(task, str) else task
     if episodes < 1:
@@ -131,7 +148,7 @@ def evaluate(
     begun = time.perf_counter()
     try:
         obs = _reset(simulator, seeds, starts, task)
-        run = _Episodes(agent, task, simulator, obs, key_act, keep=trace, film=video is not None)
+        run = _Episodes(agent, task, simulator, obs, key_act, keep=trace, film=video is not None, watcher=watcher)
         with progress(f"evaluate {name or type(agent).__name__}", task.horizon, "steps", show) as advance:
             while run.live.any() and run.time < task.horizon:
                 run.step()
@@ -172,6 +189,7 @@ class _Episodes:
         key: Key,
         keep: bool,
         film: bool,
+        watcher: AbstractWatcher | None,
     ):
         self.agent, self.task, self.simulator, self.key = agent, task, simulator, key
         self.obs = np.asarray(obs, np.float32)
@@ -181,7 +199,7 @@ class _Episodes:
         self.live = np.ones(count, bool)
         self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
         self.time, self.acting, self.calls = 0, 0.0, 0
-        self.keep, self.film = keep, film
+        self.keep, self.film, self.watcher = keep, film, watcher
         self.kept: list[tuple[np.ndarray, ...]] = []
         self.frames: list[np.ndarray] = []
         # Compile before the clock starts: the first call of a process would otherwise dominate every timing.
@@ -189,6 +207,11 @@ class _Episodes:
 
     def step(self) -> None:
         """One action in every live episode."""
+        watcher = self.watcher if self.live[0] else None
+        if watcher is not None:
+            first = jax.tree.map(lambda leaf: leaf[0], self.state)
+            key = _key(self.key, jnp.asarray(0), jnp.asarray(self.time))
+            watcher.before(self.agent, first, jnp.asarray(self.obs[0]), key, self.time, self.simulator)
         begun = time.perf_counter()
         action, state = _act(self.agent, self.state, jnp.asarray(self.obs), self.key, jnp.asarray(self.time))
         actions = np.asarray(action)
@@ -208,6 +231,8 @@ class _Episodes:
             cut = (truncated | (self.time + 1 >= self.task.horizon)) & ~terminated
             row = (before, actions, rewards.astype(np.float32), after, terminated, cut, live)
             self.kept.append((*row, *(s.astype(np.float32) for s in states)) if states else row)
+        if watcher is not None:
+            watcher.after(actions[0], float(rewards[0]), bool(terminated[0]))
         if self.film and live[0]:
             self.frames.append(self.simulator.frame(0))
         self.live &= ~(terminated | truncated)
@@ -250,12 +275,17 @@ class _Episodes:
         )
 
 
+def _key(key: Key, episode: Int[Array, ""], time: Int[Array, ""]) -> Key:
+    """The key of one decision; it does not depend on how many episodes there are."""
+    return jr.fold_in(jr.fold_in(key, episode), time)
+
+
 @eqx.filter_jit
 def _act(
     agent: AbstractAgent, state: State, obs: Float[Array, "episodes obs"], key: Key, time: Int[Array, ""]
 ) -> tuple[Float[Array, "episodes act"], State]:
-    """One decision in every episode; the key of (episode, step) does not depend on how many episodes there are."""
-    keys = jax.vmap(lambda e: jr.fold_in(jr.fold_in(key, e), time))(jnp.arange(len(obs)))
+    """One decision in every episode."""
+    keys = jax.vmap(_key, (None, 0, None))(key, jnp.arange(len(obs)), time)
     return jax.vmap(agent.act)(state, obs, keys)
 
 

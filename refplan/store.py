@@ -114,6 +114,8 @@ def result_row(result: Any, **labels: Any) -> dict[str, Any]:
         "wall_s": result.wall_s,
         "command": command(),
         "commit": commit(),
+        # One number per episode: agents evaluated under one seed met the same starts, so they can be compared in pairs.
+        "returns": json.dumps([float(f"{value:.7g}") for value in result.returns]),
     }
     settings = labels.pop("settings", {})
     return {**row, "settings": json.dumps(settings, sort_keys=True), **labels}
@@ -123,15 +125,20 @@ def append_results(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Add rows to a results CSV; the whole file is rewritten atomically, so a kill loses nothing."""
     path = Path(path)
     old: list[dict[str, Any]] = list(read_csv(path)) if path.exists() else []
-    missing = [c for c in COLUMNS for row in [*old, *rows] if c not in row]
+    write_results(path, [*old, *rows])
+
+
+def write_results(path: str | Path, rows: list[dict[str, Any]]) -> None:
+    """A results CSV with exactly these rows, written atomically."""
+    missing = [c for c in COLUMNS for row in rows if c not in row]
     if missing:
         raise RefplanError(f"{path}: results need the column '{missing[0]}'; is this another kind of CSV file?")
-    columns = list(COLUMNS) + sorted({c for row in [*old, *rows] for c in row} - set(COLUMNS))
+    columns = list(COLUMNS) + sorted({c for row in rows for c in row} - set(COLUMNS))
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows([*old, *rows])
-    write_text(path, out.getvalue())
+    writer.writerows(rows)
+    write_text(Path(path), out.getvalue())
 
 
 def read_results(path: str | Path) -> list[dict[str, str]]:

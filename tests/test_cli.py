@@ -77,6 +77,8 @@ def test_version_names_what_matters_for_reproduction():
         (["fit", "prior", TINY, "--preset", "gpu", "--out", "x"], "cpu"),
         (["fit", "prior", TINY, "--set", "rate", "--out", "x"], "NAME=VALUE"),
         (["fit", "prior", TINY, "--method", "iql", "--set", "expectil=0.9", "--out", "x"], "expectile"),
+        (["fit", "prior", TINY, "--method", "mopo", "--model", "nowhere", "--out", "x"], "nowhere"),
+        (["fit", "prior", TINY, "--method", "iql", "--model", "nowhere", "--out", "x"], "learns without a model"),
         (["plot", "nothing"], "metrics.csv"),
         (["data", "collect", "hopper", "--policy", "random", "--kind", "medium", "--out", "x.hdf5"], "--policy sac"),
         (["data", "collect", "hopper", "--policy", "random", "--out", "x.txt"], ".hdf5"),
@@ -172,6 +174,40 @@ def test_fit_resume_plot_and_evaluate(capsys, tmp_path):
     assert "other settings" in err
 
 
+def test_learners_in_imagination_find_or_train_their_model(capsys, tmp_path, monkeypatch):
+    from refplan.dynamics.ensemble import Ensemble
+    from refplan.presets import Preset
+
+    small = Preset(Ensemble(members=2, elites=1, hidden=(8,)), 3, ("small, for a test",))
+    monkeypatch.setattr("refplan.dynamics.presets.load_model_preset", lambda *_: small)
+    here, there = tmp_path / "here", tmp_path / "there"
+    settings = ["sac.hidden=8", "sac.batch_size=8", "imagined.starts=4", "imagined.refresh=2"]
+    words = ["fit", "prior", TINY, "--method", "mopo", "--every", "2", "--json"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    code, out, err = ask(capsys, *words, "--steps", "2", "--out", str(here))
+    assert code == 0, err
+    assert "training an ensemble first" in err
+    assert json.loads(out)["method"] == "mopo"
+    about = tomllib.loads((here / "run.toml").read_text())
+    assert about["model_learner"]["updates"] == 3, "the model is in the run folder, trained as its preset says"
+    assert about["prior_learner"]["imagined.starts"] == 4
+    assert not any(name.startswith("model.") for name in about["prior_learner"])
+    # the same command again resumes in the same world, whose model is not trained again
+    code, _, err = ask(capsys, *words, "--steps", "4", "--out", str(here))
+    assert code == 0, err
+    assert "training an ensemble first" not in err
+    assert [row["step"] for row in read_csv(here / "prior" / "metrics.csv")] == ["2", "4"]
+    # another folder, the same world: the same prior
+    code, _, err = ask(capsys, *words, "--steps", "4", "--model", str(here), "--out", str(there))
+    assert code == 0, err
+    assert (there / "prior.safetensors").read_bytes() == (here / "prior.safetensors").read_bytes()
+    assert not (there / "model.safetensors").exists()
+    assert tomllib.loads((there / "run.toml").read_text())["prior_learner"]["model"] == str(here)
+    code, _, err = ask(capsys, *words, "--steps", "4", "--model", str(there), "--out", str(tmp_path / "third"))
+    assert code == 2
+    assert f"{there}: holds no model to imagine with" in err
+
+
 def test_collect_random_then_check_with_replay(capsys, tmp_path):
     out = tmp_path / "made.hdf5"
     code, said, _ = ask(
@@ -194,7 +230,12 @@ def test_a_closed_pipe_is_no_error():
     assert "Exception" not in done.stderr
 
 
-def test_the_demo_runs(capsys):
-    code, out, _ = ask(capsys, "demo", "--episodes", "1")
+@pytest.mark.slow
+def test_the_demo_runs_and_shows_itself_again_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("refplan.data.tasks.HORIZON", 20)
+    command = ("demo", "--quick", "--episodes", "1", "--out", str(tmp_path / "demo"))
+    code, out, _ = ask(capsys, *command)
     assert code == 0
-    assert "halfcheetah-medium" in out
+    assert "iql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
+    code, out, _ = ask(capsys, *command)
+    assert code == 0 and out.count("there already") == 9

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "refplan"
 LAYERS = [
     ["_version", "errors", "cache", "registry"],
     ["types", "settings", "provenance"],
-    ["nn", "risk", "agent", "files", "progress"],
+    ["nn", "gru", "risk", "agent", "files", "progress"],
     ["logs"],
     ["data"],
     ["train"],

@@ -1,4 +1,4 @@
-"""Milliseconds per decision of LOOP and RefPlan, belief update included, beside the bare matrix products of the same."""
+"""Milliseconds per decision of RefPlan, belief update included, beside the bare matrix products of the same shapes."""
 
 import itertools
 from typing import Any
@@ -41,7 +41,8 @@ def make_model(members: int) -> BeliefDynamics:
     """A fresh belief model of the paper's size with that many elites."""
     nets = make_gaussian_nets(members, OBS + ACT, 16, OBS + 1, (200,) * 4, jr.key(1), residual=True)
     decoder = Decoder(nets, identity_normaliser(OBS + ACT), identity_normaliser(OBS + 1), members)
-    return BeliefDynamics(make_encoder(OBS, ACT, jr.key(2)), identity_normaliser(OBS + ACT + 1), decoder, NeverTerminates())
+    parts: dict[str, Any] = {"encoder": make_encoder(OBS, ACT, jr.key(2)), "scale": identity_normaliser(OBS + ACT + 1)}
+    return BeliefDynamics(**parts, decoder=decoder, termination=NeverTerminates())
 
 
 @eqx.filter_jit

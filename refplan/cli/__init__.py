@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from refplan.cli import bench, data, demo, diagnose, evaluate, fit, plot, worlds
+from refplan.cli import bench, data, demo, diagnose, evaluate, fit, plot, report, run, tune, worlds
 from refplan.errors import RefplanError
 
-COMMANDS = (demo, data, fit, diagnose, evaluate, plot, worlds, bench)
+COMMANDS = (demo, run, data, fit, diagnose, evaluate, tune, plot, report, worlds, bench)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -34,11 +34,12 @@ def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> Abstr
         )
     labels = result_labels(source)
     options = {"preset": choice.preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
-    model = None if choice.name == "critic" else _find_model(choice, source)
+    model = None if choice.name == "critic" else model_of_run(choice, source)
     return make_planner(choice.name, prior, model, changes=choice.changes, **options)
 
 
-def _find_model(choice: PlannerChoice, source: str) -> AbstractDynamics:
+def model_of_run(choice: PlannerChoice, source: str) -> AbstractDynamics:
+    """The model a planner plans with: of --model, or of the prior's own run folder."""
     from refplan.store import load_run
 
     folder = Path(choice.model or source)

@@ -11,8 +11,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="how fast this machine plans, beside its bare matrix products",
-        description="Milliseconds per decision over horizon, latents, members and episodes; ratio 1 is the limit set by "
-        "the matrix products alone.",
+        description="Milliseconds per decision over horizon, latents, members and episodes; ratio 1 is the limit set "
+        "by the matrix products alone.",
     )
     parser.add_argument("what", choices=["planner"], help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a few settings only")

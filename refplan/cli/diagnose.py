@@ -79,12 +79,14 @@ def load_parts(folder: str) -> dict[str, Any]:
     from refplan.store import load_run
 
     parts = load_run(folder)
-    if not isinstance(parts.get("model"), AbstractDynamics):
+    # A folder of `refplan run` holds several: the belief says more.
+    models = [parts[name] for name in ("model", "belief", "ensemble") if isinstance(parts.get(name), AbstractDynamics)]
+    if not models:
         raise RefplanError(
             f"{folder}: holds {', '.join(parts) or 'nothing'}, but no model. Train one: refplan fit dynamics DATA "
             "--out FOLDER."
         )
-    return parts
+    return {**parts, "model": models[0]}
 
 
 def _datasets(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> dict[str, "Dataset"]:

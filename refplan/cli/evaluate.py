@@ -23,6 +23,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--sampled", action="store_true", help="execute sampled actions instead of the mean")
     add_planner_options(parser)
     parser.add_argument("--video", metavar="FILE", help="write the first episode of the first task as .mp4")
+    parser.add_argument(
+        "--record",
+        metavar="PLACE",
+        help="record the first episode of the first task for refplan report: an .npz file, or a (run) folder",
+    )
     parser.add_argument("--out", metavar="CSV", help="append one result row per task to this file")
     add_seed(parser)
     add_json(parser)
@@ -85,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
     for number, task in enumerate(_tasks(args)):
         agent = find_agent(args.agent, task, sampled=args.sampled, planner=choice)
         video = args.video if number == 0 else None
-        result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, name=name)
+        recorder = _recorder(task) if args.record and number == 0 else None
+        result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, watcher=recorder, name=name)
         results.append(result)
-        rows.append(result_row(result, seed=args.seed, **result_labels(args.agent, agent, choice)))
+        labels = result_labels(args.agent, agent, choice)
+        rows.append(result_row(result, seed=args.seed, **labels))
+        if recorder is not None:
+            _save_recording(recorder, args, rows[-1], labels)
     if args.out:
         append_results(args.out, rows)
     if args.json:
@@ -95,6 +104,25 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_results(results)
     return 0
+
+
+def _recorder(task: Any) -> Any:
+    from refplan.report.record import Recorder
+
+    return Recorder(task.horizon)
+
+
+def _save_recording(recorder: Any, args: argparse.Namespace, row: dict[str, Any], labels: dict[str, Any]) -> None:
+    """Beside the numbers of its row, so that a report can say what was recorded."""
+    import sys
+
+    from refplan.report.record import recording_path
+
+    planner, world = labels["planner"], str(row["world"])
+    path = recording_path(args.record, "prior" if planner == "none" else planner, world, f"seed{args.seed}")
+    about = {name: row[name] for name in ("dataset", "prior", "planner", "world", "seed", "command", "commit")}
+    recorder.save(path, **about, settings=labels["settings"])
+    print(f"recorded the first episode: {path}", file=sys.stderr)
 
 
 def _tasks(args: argparse.Namespace) -> list[Any]:

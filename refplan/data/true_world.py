@@ -48,11 +48,11 @@ class TrueWorld:
             self._simulators[rows] = self._make(rows)
             self._simulators[rows].reset([0] * rows)
         simulator = self._simulators[rows]
-        good = np.isfinite(obs).all(1) & np.isfinite(actions).all(1)
-        state = np.where(good[:, None], obs, 0.0).astype(np.float64)
+        good = np.all(np.isfinite(np.concatenate([obs, actions], axis=1)), axis=1)[:, None]
+        state = np.where(good, obs, 0.0).astype(np.float64)
         qpos = np.concatenate([np.zeros((rows, 1)), state[:, :split]], axis=1)
         simulator.revive()
         simulator.set_states(qpos, state[:, split:])
-        after, rewards, _, _ = simulator.step(np.where(good[:, None], actions, 0.0))
-        after, rewards = np.where(good[:, None], after, np.nan), np.where(good, rewards, np.nan)
+        after, rewards, _, _ = simulator.step(np.where(good, actions, 0.0))
+        after, rewards = np.where(good, after, np.nan), np.where(good.ravel(), rewards, np.nan)
         return after.astype(np.float32), rewards.astype(np.float32)

@@ -61,11 +61,12 @@ class TrueDynamics(AbstractDynamics):
     def _host(self, obs: Any, action: Any) -> tuple[np.ndarray, np.ndarray]:
         obs, action = np.asarray(obs), np.asarray(action)
         batch = obs.shape[:-1]
-        after, reward = self.world.step(obs.reshape(-1, obs.shape[-1]), action.reshape(-1, action.shape[-1]))
-        return after.reshape(*batch, -1), reward.reshape(batch)
+        made = self.world.step(obs.reshape(-1, obs.shape[-1]), action.reshape(-1, action.shape[-1]))
+        return made[0].reshape(*batch, -1), made[1].reshape(batch)
 
 
 def make_true_dynamics(task: Task) -> TrueDynamics:
     """The true world of a task refplan can simulate."""
     rule = task.termination
-    return TrueDynamics(TrueWorld(task), NeverTerminates() if rule is None else RuleTermination(rule))
+    ending = NeverTerminates() if rule is None else RuleTermination(rule)
+    return TrueDynamics(world=TrueWorld(task), termination=ending)

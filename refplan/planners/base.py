@@ -73,8 +73,8 @@ class AbstractPlanner(AbstractPrior):
     """
 
     prior: AbstractPrior
-    low: Action | None = eqx.field(default=None, kw_only=True)  # None: the prior's
-    high: Action | None = eqx.field(default=None, kw_only=True)
+    low: Any = eqx.field(default=None, kw_only=True)  # bounds of the actions, one per action; None: the prior's
+    high: Any = eqx.field(default=None, kw_only=True)
     plans: int = eqx.field(static=True, default=100, kw_only=True)
     kappa: Scalar = eqx.field(converter=jnp.asarray, default=5.0, kw_only=True)
     sigma: Scalar = eqx.field(converter=jnp.asarray, default=0.05, kw_only=True)

@@ -1,5 +1,7 @@
 """The control every planner is measured against: choose among the prior's actions by its critics, without a model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -34,6 +36,7 @@ class CriticChoice(AbstractPlanner):
 
     def consider(self, state: PlannerState, obs: Obs, key: Key) -> Considered:
         """Plans of one action, judged by the smallest critic."""
+        critics: Any = getattr(self.prior, "critics")  # noqa: B009, checked when the planner was made
 
         def one(key: Key) -> tuple[Action, Float[Array, " critic"]]:
             key_action, key_noise = jr.split(key)
@@ -41,7 +44,7 @@ class CriticChoice(AbstractPlanner):
             if self.proposal == "mean":
                 action = self.prior.act(state.prior, obs, key_action)[0]
             noisy = jnp.clip(action + self.sigma * jr.normal(key_noise, action.shape), self.low, self.high)
-            return noisy, self.prior.critics(obs, noisy)
+            return noisy, critics(obs, noisy)
 
         actions, values = jax.vmap(one)(jr.split(key, self.plans))
         return Considered(actions[:, None], values[None], jnp.min(values, axis=1)[None])

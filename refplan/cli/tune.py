@@ -1,0 +1,236 @@
+"""`refplan tune`: find a planner's numbers, in the task or without touching it."""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from refplan.cli.common import add_json, add_seed, print_json, print_table
+
+Objective = Callable[[dict[str, Any]], tuple[float, dict[str, float]]]
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "tune",
+        help="find a planner's numbers: online, or offline in another model",
+        description="Try settings of a planner and keep the best. Online counts episodes in the task; offline never "
+        "touches it: the planner acts in a model it does not plan with, from logged states, and fitted Q evaluation "
+        "judges where it ends. The same command again continues.",
+    )
+    parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
+    parser.add_argument("--planner", default="refplan", help="loop or refplan (default refplan)")
+    parser.add_argument("--method", default="bayes", help="bayes (TPE) or grid (the paper's 240 points; default bayes)")
+    parser.add_argument("--trials", type=int, default=20, help="settings to try in all (default 20)")
+    parser.add_argument("--objective", choices=("online", "offline"), default="offline")
+    parser.add_argument("--episodes", type=int, default=3, help="per trial, online (default 3)")
+    parser.add_argument("--starts", type=int, default=32, help="logged states to begin at, offline (default 32)")
+    parser.add_argument("--length", type=int, default=50, help="imagined steps per start, offline (default 50)")
+    parser.add_argument("--judge", metavar="RUN", help="run folder of the model to be tried in (default: the other)")
+    parser.add_argument("--data", help="name or path of the logged data (default: what the run was trained on)")
+    parser.add_argument("--critic-steps", type=int, default=10_000, help="updates of FQE, offline (default 10000)")
+    parser.add_argument(
+        "--agree", type=int, default=0, metavar="N", help="run the first N settings online too and compare the ranking"
+    )
+    parser.add_argument(
+        "--fix", action="append", default=[], metavar="NAME=VALUE", help="keep a setting, e.g. --fix latents=4"
+    )
+    add_seed(parser)
+    add_json(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Try, keep, show."""
+    import sys
+
+    from refplan.cli.fit import parse_settings
+    from refplan.experiments.tune import GRID, Space, tune
+    from refplan.planners.presets import planner_settings_of
+
+    fixed = parse_settings(args.fix)
+    make = _planner_maker(args, fixed)
+    names = tuple(name for name in GRID if name in planner_settings_of(make({})) and name not in fixed)
+    objective = _online(args, make) if args.objective == "online" else _offline(args, make)
+    say = lambda text: print(text, file=sys.stderr if args.json else sys.stdout, flush=True)  # noqa: E731
+    storage = Path(args.folder) / "tune" / f"{args.planner}-{args.objective}.journal"
+    trials = tune(
+        objective, Space(names), method=args.method, trials=args.trials, storage=storage, seed=args.seed, say=say
+    )
+    document = _document(args, trials, names)
+    if args.agree:
+        document["agreement"] = _agreement(args, trials, _online(args, make), say)
+    _write(storage.with_suffix(".json"), document)
+    if args.json:
+        print_json(document)
+    else:
+        _show(args, document)
+    return 0
+
+
+def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[[dict[str, Any]], Any]:
+    from refplan.agent import AbstractPrior
+    from refplan.cli.agents import PlannerChoice, model_of_run
+    from refplan.errors import RefplanError
+    from refplan.planners.presets import make_planner
+    from refplan.store import load_run
+
+    prior = load_run(args.folder).get("prior")
+    if not isinstance(prior, AbstractPrior):
+        raise RefplanError(f"{args.folder}: no prior with a value in it. refplan run makes a folder that has all.")
+    model = model_of_run(PlannerChoice(args.planner, None, "default", {}), args.folder)
+    return lambda settings: make_planner(args.planner, prior, model, changes={**fixed, **settings})
+
+
+def _online(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) -> Objective:
+    import jax.random as jr
+
+    from refplan.cli.agents import default_task
+    from refplan.evaluation import evaluate
+
+    task = default_task(args.folder)
+
+    def objective(settings: dict[str, Any]) -> tuple[float, dict[str, float]]:
+        result = evaluate(make(settings), task, args.episodes, key=jr.key(args.seed), show=False)
+        spent = {"episodes": float(args.episodes), "steps": float(result.lengths.sum()), "seconds": result.wall_s}
+        return float(result.returns.mean()), spent
+
+    return objective
+
+
+def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) -> Objective:
+    import jax
+    import jax.numpy as jnp
+    import jax.random as jr
+
+    from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns
+
+    planner = make({})
+    data = _data(args)
+    critic = _critic(args, planner.prior, data)
+    judge = Judge(_judge_model(args), critic, planner.discount)
+    key_starts, key = jr.split(jr.key(args.seed))
+    starts = jnp.asarray(held_out_starts(data, args.starts, key=key_starts))
+
+    def objective(settings: dict[str, Any]) -> tuple[float, dict[str, float]]:
+        begun = time.perf_counter()
+        returns = jax.block_until_ready(imagined_returns(make(settings), judge, starts, args.length, key))
+        return float(returns.mean()), {"episodes": 0.0, "steps": 0.0, "seconds": time.perf_counter() - begun}
+
+    return objective
+
+
+def _data(args: argparse.Namespace) -> Any:
+    from refplan.data.sources import load
+    from refplan.errors import RefplanError
+    from refplan.store import read_tables
+
+    source = args.data or read_tables(Path(args.folder)).get("data", {}).get("source")
+    if not source:
+        raise RefplanError(f"{args.folder}: does not say which data it was trained on; name some with --data.")
+    return load(source)
+
+
+def _critic(args: argparse.Namespace, prior: Any, data: Any) -> Any:
+    """Critics of the prior's policy by FQE, kept in the run folder; a prior with a memory keeps its own."""
+    import sys
+
+    import jax
+    import jax.random as jr
+
+    from refplan.experiments.workshop import Workshop
+    from refplan.priors.fqe import FQE
+    from refplan.settings import digest_of
+    from refplan.train import fit
+
+    if jax.tree.leaves(prior.start()):
+        print("the prior remembers earlier steps, which FQE cannot judge: its own value is used", file=sys.stderr)
+        return prior
+    learner = FQE(getattr(prior, "policy", prior))
+    inputs = {"data": data.fingerprint, "steps": args.critic_steps, "policy": str(digest_of(learner.policy))}
+
+    def make(folder: Path) -> tuple[Any, dict[str, Any]]:
+        return fit(learner, data, steps=args.critic_steps, key=jr.key(1), folder=folder, show=True), {}
+
+    return Workshop(Path(args.folder), lambda text: None).module("critic", inputs, make).made
+
+
+def _judge_model(args: argparse.Namespace) -> Any:
+    """A model the planner does not plan with."""
+    from refplan.cli.agents import PlannerChoice, model_of_run
+    from refplan.errors import RefplanError
+    from refplan.store import load_run
+
+    if args.judge:
+        return model_of_run(PlannerChoice("refplan", None, "default", {}), args.judge)
+    parts = load_run(args.folder)
+    other = "ensemble" if args.planner == "refplan" else "belief"
+    if other not in parts or not ({"ensemble", "belief"} <= set(parts)):
+        raise RefplanError(
+            f"{args.folder}: holds one model only, and a planner judged in its own model looks better than it is. "
+            f"Train the other kind and name its run folder with --judge."
+        )
+    return parts[other]
+
+
+def _document(args: argparse.Namespace, trials: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
+    import dataclasses
+
+    from refplan.provenance import provenance
+
+    best = max(trials, key=lambda trial: trial.value)
+    spent = {name: sum(t.spent.get(name, 0.0) for t in trials) for name in ("episodes", "steps", "seconds")}
+    return {
+        "planner": args.planner,
+        "objective": args.objective,
+        "method": args.method,
+        "settings": list(names),
+        "best": dataclasses.asdict(best),
+        "spent": spent,
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "provenance": provenance([args.seed], spent["seconds"]),
+    }
+
+
+def _agreement(args: argparse.Namespace, trials: list[Any], online: Objective, say: Any) -> dict[str, Any]:
+    """How well the order of the tried settings agrees with their order in the task (Spearman's rank correlation)."""
+    import numpy as np
+
+    from refplan.dynamics.diagnose_measure import spearman
+
+    pairs = []
+    for trial in trials[: args.agree]:
+        value, _ = online(trial.settings)
+        pairs.append({"settings": trial.settings, args.objective: trial.value, "online": value})
+        say(f"online: {value:.0f} where {args.objective} said {trial.value:.2f}")
+    return {
+        "settings": len(pairs),
+        "episodes": args.episodes * len(pairs),
+        "rank_correlation": spearman(*(np.array([p[n] for p in pairs]) for n in (args.objective, "online"))),
+        "pairs": pairs,
+    }
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    import json
+
+    from refplan.files import write_text
+
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _show(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    from refplan.experiments.tune import number
+
+    best = sorted(document["trials"], key=lambda trial: -trial["value"])[:5]
+    rows = [[f"{t['value']:.2f}", *(number(t["settings"][n]) for n in document["settings"])] for t in best]
+    print_table([args.objective, *document["settings"]], rows)
+    spent = document["spent"]
+    print(f"{len(document['trials'])} settings, {spent['episodes']:.0f} episodes in the task, {spent['seconds']:.0f} s")
+    if "agreement" in document:
+        found = document["agreement"]
+        print(f"rank correlation with the task over {found['settings']} settings: {found['rank_correlation']:.2f}")
+    flags = " ".join(f"--{name} {number(value)}" for name, value in document["best"]["settings"].items())
+    print(f"use it: refplan evaluate {args.folder} --planner {args.planner} {flags}")

@@ -1,0 +1,197 @@
+"""The line the data walks: check, prior, models, diagnosis, evaluation; every stage cached (see `workshop`)."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.random as jr
+
+from refplan.agent import AbstractPolicy, AbstractPrior
+from refplan.data.check import check_dataset
+from refplan.data.dataset import Dataset
+from refplan.data.tasks import Task
+from refplan.dynamics.diagnose import diagnose
+from refplan.dynamics.presets import load_model_preset
+from refplan.errors import RefplanError
+from refplan.evaluation import evaluate
+from refplan.experiments.workshop import Stage, Workshop, inputs_of
+from refplan.planners import PLANNERS
+from refplan.planners.presets import make_planner, planner_settings_of
+from refplan.presets import with_settings
+from refplan.priors.fqe import FQE
+from refplan.priors.imagining import AbstractImaginingLearner
+from refplan.priors.presets import load_preset
+from refplan.store import result_row
+from refplan.train import fit, training_seconds
+
+MODEL_OF = {"mppi": "ensemble", "loop": "ensemble", "refplan": "belief"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: which prior, which planners, how much of everything."""
+
+    method: str = "iql"
+    planners: tuple[str, ...] = ("prior", "loop", "refplan")
+    preset: str = "cpu"
+    planner_preset: str = "default"
+    episodes: int = 10
+    prior_steps: int | None = None
+    critic_steps: int = 20_000
+    prior_settings: tuple[tuple[str, str], ...] = ()
+    model_settings: tuple[tuple[str, str], ...] = ()
+    planner_settings: tuple[tuple[str, str], ...] = ()
+    policy: str | None = None  # a foreign policy file, instead of a method
+
+    def __post_init__(self) -> None:
+        known = ("prior", *PLANNERS)
+        for name in self.planners:
+            if name not in known:
+                raise RefplanError(f"unknown planner '{name}'; known: {', '.join(known)}.")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models the planners and the prior need."""
+        needed = {MODEL_OF[name] for name in self.planners if name in MODEL_OF}
+        if self.policy is None and needs_model(self.method):
+            needed.add("ensemble")
+        return tuple(sorted(needed, reverse=True))
+
+    def stages(self, seeds: int) -> int:
+        """How many stages there are, for the display."""
+        return 1 + seeds * (1 + 2 * len(self.models) + len(self.planners))
+
+
+def needs_model(method: str) -> bool:
+    """Whether a prior is learned inside a model."""
+    return isinstance(load_preset(method, "cpu").learner, AbstractImaginingLearner)
+
+
+def check_stage(shop: Workshop, data: Dataset) -> Stage:
+    """What is wrong or notable in the data."""
+    return shop.document("check", {"data": data.fingerprint}, lambda _: {"report": str(check_dataset(data))})
+
+
+def model_stage(shop: Workshop, data: Dataset, kind: str, plan: Plan, seed: int) -> Stage:
+    """A trained model of the world."""
+    learner = load_model_preset(kind, plan.preset, data.meta.name).learner
+    settings = {name: value for name, value in plan.model_settings if name in inputs_of(learner)}
+    learner = with_settings(learner, settings)
+    inputs = {"data": data.fingerprint, "seed": seed, **inputs_of(learner)}
+
+    def make(folder: Path) -> tuple[Any, dict[str, Any]]:
+        made = fit(learner, data, key=jr.fold_in(jr.key(seed), 1), folder=folder, show=True)
+        return made, {"method": kind, "preset": plan.preset, "wall_s": training_seconds(folder)}
+
+    return shop.module(kind, inputs, make)
+
+
+def prior_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int, model: Stage | None) -> Stage:
+    """A trained prior, or a foreign policy with critics fitted by FQE."""
+    if plan.policy is not None:
+        return foreign_stage(shop, data, plan, seed)
+    preset = load_preset(plan.method, plan.preset, data.meta.name)
+    learner: Any = with_settings(preset.learner, dict(plan.prior_settings))
+    if model is not None and needs_model(plan.method):
+        learner = dataclasses.replace(learner, model=model.made)
+    steps = plan.prior_steps or preset.steps
+    inputs = {"data": data.fingerprint, "seed": seed, "steps": steps, **inputs_of(learner)}
+    inputs["model"] = model.digest if model is not None and needs_model(plan.method) else ""
+
+    def make(folder: Path) -> tuple[Any, dict[str, Any]]:
+        made = fit(learner, data, key=jr.fold_in(jr.key(seed), 0), steps=steps, folder=folder, show=True)
+        about = {"method": plan.method, "preset": plan.preset, "updates": steps}
+        return _with_value(made, data, folder, plan, seed), {**about, "wall_s": training_seconds(folder)}
+
+    return shop.module("prior", inputs, make)
+
+
+def foreign_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Stage:
+    """A policy from a file, judged by critics that FQE fits on the data."""
+    from refplan.files import sha256
+    from refplan.priors.external import load_policy_for
+
+    path = Path(plan.policy or "")
+    policy = load_policy_for(path, data.task.low, data.task.high)
+    if not isinstance(policy, AbstractPolicy):
+        raise RefplanError(
+            f"{path}: holds {type(policy).__name__}, which cannot be sampled; a planner needs proposals."
+        )
+    inputs = {"data": data.fingerprint, "seed": seed, "policy": sha256(path), "steps": plan.critic_steps}
+
+    def make(folder: Path) -> tuple[Any, dict[str, Any]]:
+        made = _with_value(policy, data, folder, plan, seed)
+        about = {"method": path.name, "preset": "foreign policy, critics by FQE", "updates": plan.critic_steps}
+        return made, {**about, "wall_s": training_seconds(folder)}
+
+    return shop.module("prior", inputs, make)
+
+
+def _with_value(policy: Any, data: Dataset, folder: Path, plan: Plan, seed: int) -> Any:
+    """A policy without a value gets critics: planners need one."""
+    if isinstance(policy, AbstractPrior):
+        return policy
+    key = jr.fold_in(jr.key(seed), 2)
+    return fit(FQE(policy), data, steps=plan.critic_steps, key=key, folder=folder / "critic", show=True)
+
+
+def diagnosis_stage(shop: Workshop, data: Dataset, model: Stage, prior: Stage, seed: int) -> Stage:
+    """Can the model be planned with?"""
+    known = prior.made if isinstance(prior.made, AbstractPrior) else None
+    inputs = {"data": data.fingerprint, "seed": seed, "model": model.digest, "prior": prior.digest}
+
+    def make(_: Path) -> dict[str, Any]:
+        found = diagnose(model.made, data, key=jr.key(seed), prior=known)
+        document = {"run": model.name, "home_is_training_data": True, "diagnoses": {"home": found.to_dict()}}
+        return {**document, "text": found.text()}
+
+    return shop.document(f"diagnosis-{model.name}", inputs, make)
+
+
+def evaluation_stage(
+    shop: Workshop, task: Task, planner: str, prior: Stage, model: Stage | None, plan: Plan, seed: int, dataset: str
+) -> Stage:
+    """What the prior alone, or a planner on top of it, earns; all of one seed meet the same episodes."""
+    agent, settings = prior.made, {}
+    if planner != "prior":
+        made = None if model is None else model.made
+        options = {"preset": plan.planner_preset, "dataset": dataset, "method": prior.about["method"]}
+        known = planner_settings_of(make_planner(planner, prior.made, made))
+        changes = {name: value for name, value in plan.planner_settings if name in known}
+        agent = make_planner(planner, prior.made, made, changes=changes, **options)
+        settings = planner_settings_of(agent)
+    inputs = {"task": task.name, "planner": planner, "prior": prior.digest, "episodes": plan.episodes, "seed": seed}
+    inputs |= {"model": "" if model is None else model.digest, **settings}
+
+    def make(_: Path) -> dict[str, Any]:
+        name = prior.about["method"] if planner == "prior" else f"{prior.about['method']} + {planner}"
+        result = evaluate(agent, task, plan.episodes, key=jr.key(seed), name=name)
+        labels = {"dataset": dataset, "prior": prior.about["method"], "seed": seed}
+        labels |= {"planner": "none" if planner == "prior" else planner}
+        about = {name: prior.about[name] for name in ("preset", "updates")}
+        return result_row(result, settings={**about, **settings}, **labels)
+
+    return shop.document(f"evaluation-{planner}", inputs, make)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """Everything one seed made."""
+
+    parts: dict[str, Stage]  # prior, ensemble, belief
+    diagnoses: dict[str, Stage]  # by model
+    rows: list[dict[str, Any]]  # one result row per planner
+
+
+def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
+    """The whole line for one seed."""
+    models = {kind: model_stage(shop, data, kind, plan, seed) for kind in plan.models}
+    prior = prior_stage(shop, data, plan, seed, models.get("ensemble"))
+    diagnoses = {kind: diagnosis_stage(shop, data, model, prior, seed) for kind, model in models.items()}
+    rows = []
+    for planner in plan.planners:
+        model = models.get(MODEL_OF.get(planner, ""))
+        stage = evaluation_stage(shop, data.task, planner, prior, model, plan, seed, data.meta.name)
+        rows.append(stage.made)
+    return Walked({"prior": prior, **models}, diagnoses, rows)

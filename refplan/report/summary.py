@@ -1,0 +1,35 @@
+"""Result rows as the few lines a person reads at the end of a run."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from refplan.stats import mean_interval
+
+
+def summarise(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """One line per planner, in order of appearance: all episodes of all seeds together."""
+    planners = list(dict.fromkeys(row["planner"] for row in rows))
+    return [_line(planner, [row for row in rows if row["planner"] == planner]) for planner in planners]
+
+
+def _line(planner: str, rows: list[dict[str, Any]]) -> list[str]:
+    returns = np.concatenate([json.loads(row["returns"]) for row in rows])
+    mean, low, high = mean_interval(returns)
+    scores = [row["score"] for row in rows if row["score"] != ""]
+    return [
+        rows[0]["prior"] if planner == "none" else f"{rows[0]['prior']} + {planner}",
+        f"{mean:.0f} [{low:.0f}, {high:.0f}]",
+        "-" if not scores else _score(rows, returns),
+        f"{np.mean([float(row['ms_per_action']) for row in rows]):.2f}",
+        str(len(returns)),
+        str(len({row["seed"] for row in rows})),
+    ]
+
+
+def _score(rows: list[dict[str, Any]], returns: np.ndarray) -> str:
+    from refplan.data.tasks import task
+
+    mean, low, high = mean_interval(task(rows[0]["world"]).score(returns))
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
