@@ -1,4 +1,4 @@
-"""Updates per second of the prior learners, and imagined steps per second, beside the bare matrix products of that work.
+"""Updates per second of the prior learners, and imagined steps per second, beside the bare matrix products of each.
 
 A line "imagine" is one round of rollouts (MAPLE: also its memory along all logged episodes); its `per_second` counts
 imagined steps, all else is per round.
@@ -59,7 +59,7 @@ def measure_round(name: str, learner: AbstractImaginingLearner, data) -> dict:
     """One round of rollouts."""
     logged = learner.prepare(data)
     state = eqx.filter_jit(learner.init)(data, jr.key(0))
-    renew = eqx.filter_jit(lambda s, k: learner.renew(s, logged, k).steps)
+    renew = eqx.filter_jit(lambda s, k: learner.renew(s, logged, k))
     found = products(lambda s, k: learner.renew(s, logged, k), state, jr.key(1))
     starts, length = learner.imagined.starts, learner.imagined.length
     row = compare(f"imagine {name}, {starts} x {length}", lambda: jax.block_until_ready(renew(state, jr.key(2))), found)

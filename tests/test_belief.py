@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hidden_worlds import STEPS, hidden_worlds
+from small_models import SMALL_BELIEF as SMALL
 from toy import toy_data
 
 from refplan.data.assemble import make_dataset
@@ -25,22 +26,6 @@ from refplan.files import load_module, save_module
 from refplan.logs import read_csv
 from refplan.train import Interrupted, fit
 from refplan.types import Transition
-
-SMALL = BeliefModel(
-    embed=(4, 4, 2),
-    memory=8,
-    latent=2,
-    members=3,
-    elites=2,
-    hidden=(8, 8),
-    lanes=4,
-    length=10,
-    beliefs=3,
-    past=4,
-    epochs=2,
-    decoder_epochs=2,
-    decoder_batch=16,
-)
 
 
 def same(a, b) -> bool:

@@ -29,6 +29,7 @@ SMALLER = (
     (r"\bepisodes=\d+", "episodes=2"),
     (r"\bhidden=\(256, 256\)", "hidden=(16, 16)"),
     (r"\bcritics=10", "critics=2"),
+    (r"\bstarts=\d+", "starts=20"),
     (r"--episodes \d+", "--episodes 2"),
     (r"--steps \d+", "--steps 96"),
     (r"--warmup \d+", "--warmup 48"),
@@ -196,11 +197,12 @@ def test_every_command_is_described(command):
     assert re.search(rf"^\| `{command}` \| .+ \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
 
 
-def test_every_prior_has_a_page_with_the_same_headings():
+def test_every_prior_and_model_has_a_page_with_the_same_headings():
+    from refplan.dynamics import MODELS
     from refplan.priors import PRIORS
 
     wanted = ["Idea", "Equations", "Departures from the paper", "Metrics", "Command", "Numbers"]
-    for method in PRIORS:
+    for method in (*PRIORS, *MODELS):
         text = (ROOT / "docs" / "methods" / f"{method}.md").read_text(encoding="utf-8")
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == wanted, method
 

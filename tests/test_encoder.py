@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refplan.dynamics.decoder import apply_members, make_gaussian_nets, negative_log_likelihood
-from refplan.dynamics.elbo import belief_kl, choose_steps, free_kl, reconstruction, spaced_past
+from refplan.dynamics.elbo import belief_kl, choose_steps, free_kl, one_step_earlier, reconstruction, spaced_past
 from refplan.dynamics.encoder import empty_belief, encode_lanes, gaussian_kl, make_encoder
 from refplan.dynamics.encoding import pack_episodes
 from refplan.nn import Normaliser
@@ -60,6 +60,35 @@ def test_recurrent_matrices_are_orthogonal_and_biases_zero(encoder):
     np.testing.assert_allclose(weight @ weight.T, np.eye(8), atol=1e-5)
     assert not encoder.gru.recurrent.bias.any() and not encoder.gru.inputs.bias.any()
     assert (encoder.memory_size, encoder.latent_size) == (8, 2)
+
+
+def test_the_written_out_gradient_is_that_of_the_recurrence(encoder):
+    gru = jax.tree.map(lambda x: x + 0.1 * jr.normal(jr.key(5), x.shape), encoder.gru)  # no bias stays zero
+    x, memory = jr.normal(jr.key(6), (TIME, LANES, 9)), jr.normal(jr.key(7), (LANES, 8))
+    first = jnp.zeros((TIME, LANES), bool).at[0, 1].set(True).at[7, 2].set(True).at[TIME - 1, 3].set(True)
+    weight = jr.normal(jr.key(8), (TIME, LANES, 8))
+
+    def by_hand(gru, x, memory):
+        total = 0.0
+        for t in range(TIME):
+            memory = gru(gru.inputs(x[t]), jnp.where(first[t][:, None], 0.0, memory))
+            total = total + jnp.sum(weight[t] * memory)
+        return total
+
+    def written_out(gru, x, memory):
+        return jnp.sum(weight * gru.run(x, memory, first))
+
+    expected, found = (jax.jit(jax.value_and_grad(f, (0, 1, 2)))(gru, x, memory) for f in (by_hand, written_out))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+    assert jnp.abs(found[1][2]).max() > 0.01 and not found[1][2][1].any()  # lane 1 begins anew at once
+
+
+def test_the_posterior_one_step_earlier_is_that_of_the_memory_before(encoder, scale, steps):
+    start = empty_belief(encoder, ACT, (LANES,))._replace(memory=jr.normal(jr.key(9), (LANES, 8)))
+    before, after, _ = encode(encoder, scale, start, steps, jnp.zeros((LANES, TIME), bool))
+    found = one_step_earlier(encoder.posterior(after), encoder.posterior(start.memory))
+    for value, expected in zip(found, encoder.posterior(before), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_carried_state_equals_one_long_pass(encoder, scale, steps):

@@ -11,7 +11,8 @@ from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Meta
 from refplan.dynamics import MODELS, find_model
 from refplan.dynamics.base import NeverTerminates
-from refplan.dynamics.ensemble import Ensemble, Snapshot, weight_decay
+from refplan.dynamics.ensemble import Ensemble, weight_decay
+from refplan.dynamics.members import Snapshot
 from refplan.errors import RefplanError
 from refplan.files import load_module, save_module
 from refplan.logs import read_csv

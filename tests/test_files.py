@@ -1,3 +1,4 @@
+import functools
 import json
 import subprocess
 import sys
@@ -99,6 +100,10 @@ def test_a_file_cannot_name_code_to_run(tmp_path, kind):
         load_module(tmp_path / "bad")
 
 
+def halve(x):
+    return 0.5 * x
+
+
 class Mine(eqx.Module):
     x: jax.Array
     later: int = 3
@@ -117,6 +122,28 @@ def test_own_classes_need_registering_and_new_fields_take_defaults(tmp_path):
     save_arrays(tmp_path / "older", arrays, header)
     with pytest.raises(RefplanError, match="older refplan"):
         load_module(tmp_path / "older")
+
+
+def test_own_functions_need_registering_and_are_found_by_name(tmp_path, monkeypatch):
+    net = make_mlp((1, 1, 1), jr.key(0), halve)
+    with pytest.raises(RefplanError, match=r"test_files:halve.*decorate it with refplan\.register"):
+        save_module(tmp_path / "net", net)
+    monkeypatch.setattr("refplan.files._EXTRA_FUNCTIONS", {})
+    assert register(halve) is halve
+    save_module(tmp_path / "net", net)
+    assert load_module(tmp_path / "net").activation is halve
+    monkeypatch.setattr("refplan.files._EXTRA_FUNCTIONS", {})
+    with pytest.raises(RefplanError, match=r"function 'test_files:halve', which is not registered"):
+        load_module(tmp_path / "net")
+
+
+def test_functions_without_a_name_of_their_own_are_not_registered():
+    def inner(x):
+        return x
+
+    for wrong in (lambda x: x, inner, Mine(jnp.ones(2)).__init__, 3, functools.partial(halve)):
+        with pytest.raises(RefplanError, match="cannot register"):
+            register(wrong)
 
 
 def test_lambdas_cannot_be_saved(tmp_path):

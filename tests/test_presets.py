@@ -47,6 +47,47 @@ def test_edac_numbers_per_dataset(robot, kind, critics, eta):
     assert (small.sac.critics, float(small.eta)) == (4, eta)
 
 
+# (MOPO's rollout length and lambda, COMBO's w)
+IMAGINED_TABLE = """
+               random     medium     medium-replay  medium-expert  full-replay
+halfcheetah    5,.5,.5    5,.5,.5    5,.5,.5        5,2.5,5        5,.5,.5
+hopper         5,1,.5     5,5,5      5,2.5,.5       5,5,5          5,2.5,.5
+walker2d       1,1,.5     5,.5,5     1,2.5,.5       1,2.5,5        1,2.5,.5
+"""
+
+
+def test_imagined_lengths_and_weights_per_dataset():
+    kinds, *robots = (line.split() for line in IMAGINED_TABLE.strip().splitlines())
+    for robot, *cells in robots:
+        for kind, cell in zip(kinds, cells, strict=True):
+            length, penalty, weight = map(float, cell.split(","))
+            for preset in ("paper", "cpu"):
+                mopo = load_preset("mopo", preset, f"{robot}-{kind}-v2").learner
+                combo = load_preset("combo", preset, f"{robot}-{kind}-v2").learner
+                maple = load_preset("maple", preset, f"{robot}-{kind}-v2").learner
+                assert (mopo.imagined.length, float(mopo.penalty)) == (length, penalty)
+                # COMBO's table has one step for walker2d throughout
+                assert combo.imagined.length == (1 if robot == "walker2d" else length)
+                assert float(combo.cql.weight) == weight
+                assert maple.imagined.length == 10
+                assert float(maple.penalty) == (5.0 if (robot, kind) == ("halfcheetah", "medium-expert") else 0.25)
+
+
+def test_learners_in_imagination_have_the_published_settings():
+    mopo, combo, maple = (
+        settings_of(load_preset(name, "paper", "hopper-medium-v2").learner) for name in ("mopo", "combo", "maple")
+    )
+    for each, ratio in ((mopo, 0.05), (combo, 0.5), (maple, 0.05)):
+        rounds = [each[f"imagined.{name}"] for name in ("starts", "refresh", "retain", "real_ratio", "doubt")]
+        assert rounds == [50_000, 1000, 5, ratio, "aleatoric"]
+    assert (mopo["sac.hidden"], mopo["sac.actor_rate"], mopo["sac.critic_rate"]) == ([256, 256], 1e-4, 3e-4)
+    assert (combo["cql.sac.hidden"], combo["cql.samples"], combo["rho"]) == ([256, 256, 256], 10, "mix")
+    assert (combo["cql.sac.entropy_in_backup"], mopo["sac.entropy_in_backup"]) == (False, True)
+    assert (maple["memory"], maple["context"], maple["penalty_most"]) == (128, 16, 40.0)
+    assert (maple["imagined.one_member"], mopo["imagined.one_member"]) == (True, False)
+    assert [load_preset(name, "paper").steps for name in ("mopo", "combo", "maple")] == [3_000_000, 10**6, 10**6]
+
+
 def test_paper_presets_hold_the_published_numbers():
     cql = settings_of(load_preset("cql", "paper", "hopper-medium-v2").learner)
     assert (cql["weight"], cql["samples"], cql["penalty_states"], cql["lagrange"]) == (10.0, 10, 0, False)

@@ -6,17 +6,21 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from small_models import SMALL_BELIEF
 
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Meta
 from refplan.data.tasks import task
 from refplan.dynamics.base import LearnedTermination, NeverTerminates, RuleTermination
 from refplan.dynamics.ensemble import Ensemble
-from refplan.dynamics.termination import TerminationLearner, find_ends
-from refplan.files import load_module, save_module
+from refplan.dynamics.termination import TerminationLearner, cross_entropy, find_ends
+from refplan.errors import RefplanError
+from refplan.files import load_module, register, save_module
+from refplan.logs import read_csv
 from refplan.train import fit
 
 HEAD = TerminationLearner((16, 16), rate=1e-2)
+BELIEF = dataclasses.replace(SMALL_BELIEF, epochs=1, decoder_epochs=20, patience=20, decoder_batch=64, termination=HEAD)
 SMALL = Ensemble(members=2, elites=1, hidden=(8,), batch_size=64, epochs=30, patience=30, termination=HEAD)
 
 
@@ -93,6 +97,42 @@ def test_imagined_steps_ask_the_learned_head(learned):
 def test_learned_head_is_stored(learned, tmp_path):
     save_module(tmp_path / "model.safetensors", learned)
     assert eqx.tree_equal(load_module(tmp_path / "model.safetensors"), learned)
+
+
+@register
+def above_two(obs, action, next_obs):
+    return next_obs[0] > 2.0
+
+
+def test_a_rule_of_the_user_is_stored_by_name(learned, tmp_path):
+    ruled = dataclasses.replace(learned, termination=RuleTermination(above_two))
+    save_module(tmp_path / "model.safetensors", ruled)
+    loaded = load_module(tmp_path / "model.safetensors")
+    assert eqx.tree_equal(loaded, ruled) and loaded.termination.rule is above_two
+    fresh = world(seed=1)
+    np.testing.assert_array_equal(judged(loaded, fresh), fresh.next_observations[:, 0] > 2.0)
+    unknown = dataclasses.replace(learned, termination=RuleTermination(judged))
+    with pytest.raises(RefplanError, match=r"judged' at 'termination\.rule'.*refplan\.register"):
+        save_module(tmp_path / "other.safetensors", unknown)
+
+
+def test_a_belief_model_learns_ends_and_keeps_the_classifier_that_judges_held_out_episodes_best(tmp_path):
+    data = world(noise=0.5)  # ends partly luck, so that a classifier can be learned by heart
+    model = fit(BELIEF, data, key=jr.key(0), folder=tmp_path, show=False)
+    assert isinstance(model.termination, LearnedTermination)
+    rows = read_csv(tmp_path / "beliefdecoder" / "metrics.csv")
+    assert {"termination_loss", "held_termination_loss"} <= set(rows[0])
+    losses = [float(row["held_termination_loss"]) for row in rows]
+    assert min(losses) < losses[-1]  # the newest is not the best, so keeping it would be noticed
+    _, held = BELIEF.hold_out(data, jr.split(jr.key(0), 3)[1])
+    assert float(cross_entropy(model.termination, held.device())) == pytest.approx(min(losses), rel=1e-4)
+    certain = world(seed=1)
+    assert (judged(model, certain) == certain.terminated).mean() > 0.95
+    high, low = jnp.array([4.0, 0.0]), jnp.array([-4.0, 0.0])
+    step = jax.vmap(lambda obs: model.step(jnp.zeros(2), obs, jnp.zeros(1), jr.key(0)).terminated)
+    assert step(jnp.stack([high, low])).tolist() == [True, False]
+    save_module(tmp_path / "model.safetensors", model)
+    assert eqx.tree_equal(load_module(tmp_path / "model.safetensors"), model)
 
 
 def test_stop_and_resume_equals_no_stop(tmp_path):

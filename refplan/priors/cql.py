@@ -1,5 +1,6 @@
 """CQL (Kumar et al., 2020): SAC whose critics are pushed down where the policy goes and up at the data."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,6 +26,10 @@ class CQLState(NamedTuple):
     sac: SACState
     log_multiplier: Scalar
     multiplier_optimiser: optax.OptState
+
+
+# (nets being trained, state, batch, key) -> LSE minus Q at the data, per critic
+Gaps = Callable[[MLP, SACState, Transition, Key], Float[Array, " critic"]]
 
 
 class CQL(AbstractLearner):
@@ -58,13 +63,17 @@ class CQL(AbstractLearner):
         return self.sac.batch(source, state.sac, key)
 
     def update(self, state: CQLState, batch: Transition, key: Key) -> tuple[CQLState, Metrics]:
-        """SAC's step with the penalty; the multiplier, if any, then climbs on what the penalty was."""
+        """SAC's step with the penalty."""
+        return self.step(state, batch, key, self.conservative_gaps)
+
+    def step(self, state: CQLState, batch: Transition, key: Key, gaps: Gaps) -> tuple[CQLState, Metrics]:
+        """The update with given gaps to close; the multiplier, if any, then climbs on what the penalty was."""
         multiplier = jnp.clip(jnp.exp(state.log_multiplier), 0.0, 1e6) if self.lagrange else jnp.ones(())
 
         def penalty(nets: MLP, sac: SACState, batch: Transition, key: Key) -> tuple[Scalar, Metrics]:
-            gaps = self.conservative_gaps(nets, sac, batch, key)
-            excess = jnp.sum(self.weight * gaps - (self.gap if self.lagrange else 0.0))
-            return multiplier * excess, {"gap": jnp.mean(gaps), "excess": excess}
+            each = gaps(nets, sac, batch, key)
+            excess = jnp.sum(self.weight * each - (self.gap if self.lagrange else 0.0))
+            return multiplier * excess, {"gap": jnp.mean(each), "excess": excess}
 
         sac, metrics = self.sac.step(state.sac, batch, key, penalty)
         excess = metrics.pop("excess")
@@ -78,13 +87,19 @@ class CQL(AbstractLearner):
         return CQLState(sac, log_multiplier, optimiser), metrics
 
     def conservative_gaps(self, nets: MLP, sac: SACState, batch: Transition, key: Key) -> Float[Array, " critic"]:
-        """LSE over policy and uniform actions minus Q at the data, per critic."""
+        """The gaps on the batch, or on its first `penalty_states` rows."""
         count = self.penalty_states or batch.reward.shape[0]
         batch = jax.tree.map(lambda x: x[:count], batch)
+        return self.gaps_between(nets, sac, batch, batch, key)
+
+    def gaps_between(
+        self, nets: MLP, sac: SACState, pushed: Transition, lifted: Transition, key: Key
+    ) -> Float[Array, " critic"]:
+        """LSE over policy and uniform actions at the states of `pushed`, minus Q at the rows of `lifted`."""
         critics = eqx.tree_at(lambda c: c.nets, sac.critics, nets)
-        actions, log_density = candidate_actions(sac.policy, batch, self.samples, key)
-        obs = jnp.broadcast_to(batch.obs[:, None], (*actions.shape[:2], batch.obs.shape[1]))
-        return conservative_gap(critics(obs, actions), log_density, critics(batch.obs, batch.action))
+        actions, log_density = candidate_actions(sac.policy, pushed, self.samples, key)
+        obs = jnp.broadcast_to(pushed.obs[:, None], (*actions.shape[:2], pushed.obs.shape[1]))
+        return conservative_gap(critics(obs, actions), log_density, critics(lifted.obs, lifted.action))
 
     def result(self, state: CQLState) -> ActorCritic:
         """SAC's."""

@@ -1,6 +1,5 @@
 """Fitted Q evaluation: critics for a policy that has none, and what a policy is worth, from data alone."""
 
-import hashlib
 from typing import NamedTuple
 
 import equinox as eqx
@@ -25,6 +24,7 @@ from refplan.priors.actor_critic import (
 )
 from refplan.priors.losses import td_target
 from refplan.priors.policy import to_unit
+from refplan.settings import digest_of
 from refplan.train import AbstractLearner
 from refplan.types import Action, Key, Metrics, Scalar, Transition
 
@@ -77,7 +77,7 @@ class FQE(AbstractLearner):
                 f"FQE cannot judge {type(self.policy).__name__}: it remembers earlier steps of an episode, and logged "
                 "rows are drawn one by one. Use a policy that only looks at the current observation."
             )
-        self.digest = policy_digest(self.policy)
+        self.digest = digest_of(self.policy)
 
     def prepare(self, data: Dataset) -> FQERows:
         """All rows, actions in [-1, 1], the policy's actions after each row, and each critic's resample."""
@@ -166,15 +166,6 @@ def policy_actions(
         return jax.vmap(lambda k: policy.sample(policy.start(), obs, k)[0])(jr.split(key, samples))
 
     return jax.lax.map(at, (obs, jr.split(key, obs.shape[0])), batch_size=8192)
-
-
-def policy_digest(policy: AbstractPolicy) -> Int[Array, "4"]:
-    """A digest of a policy's arrays; Python functions inside it are not looked into."""
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(eqx.filter(policy, eqx.is_array)):
-        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        digest.update(np.ascontiguousarray(jr.key_data(leaf) if is_key else leaf).tobytes())
-    return jnp.asarray(np.frombuffer(digest.digest(), np.int32))
 
 
 def _check_fits(policy: AbstractPolicy, data: Dataset) -> None:

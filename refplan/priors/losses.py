@@ -38,7 +38,7 @@ def temperature_loss(log_alpha: Scalar, log_prob: Float[Array, " batch"], target
 def conservative_gap(
     candidates: Float[Array, "critic batch candidate"],
     log_density: Float[Array, "batch candidate"],
-    q_data: Float[Array, "critic batch"],
+    q_data: Float[Array, "critic data"],
 ) -> Float[Array, " critic"]:
     """mean_s log sum_k exp(Q(s, a_k) - log p(a_k)) - mean Q(s, a_data), per critic (CQL(H), importance-weighted).
 

@@ -137,7 +137,7 @@ def line_chart(
     size: Size = LARGE,
 ) -> str:
     """Lines over a common x axis, with bands, horizontal guides, and the diagonal if asked for."""
-    x_low, x_high = bounds([line.x for line in lines], pad=0)
+    x_low, x_high = bounds([line.x for line in lines], pad=0.0)
     columns = [c for line in lines for c in (line.y, line.low, line.high) if c is not None]
     y_low, y_high = y_range or bounds(columns, zero=zero)
     x, y = Scale(x_low, x_high, LEFT, size.right), Scale(y_low, y_high, size.bottom, TOP)
