@@ -7,13 +7,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from imagined import tiny_belief, tiny_ensemble
+from imagined import tiny_belief
 from models import LinearPrior
 
 from refplan.data.tasks import task
 from refplan.dynamics.diagnose_record import Diagnosis, Doubt, Ends, Errors, LatentUse, PlanNoise, ReturnMatch
 from refplan.evaluation import evaluate
-from refplan.planners.loop import LOOP
+from refplan.planners.critic_choice import CriticChoice
 from refplan.planners.refplan import RefPlan
 from refplan.report.record import Recorder
 from refplan.settings import to_toml
@@ -23,17 +23,29 @@ HOPPER = dataclasses.replace(task("hopper"), horizon=20)
 BOX = {"low": jnp.full(3, -1.0), "high": jnp.full(3, 1.0)}
 
 
+def _weights():
+    return 0.1 * jr.normal(jr.key(0), (3, 11)), jnp.eye(11)
+
+
 def linear_prior() -> LinearPrior:
-    gains = 0.1 * jr.normal(jr.key(0), (3, 11))
-    return LinearPrior(gains, jnp.eye(11))
+    return LinearPrior(*_weights())
 
 
 def refplan() -> RefPlan:
     return RefPlan(linear_prior(), tiny_belief(11, 3), plans=12, latents=2, horizon=2, kappa=1.0, **BOX)
 
 
-def loop() -> LOOP:
-    return LOOP(linear_prior(), tiny_ensemble(11, 3), plans=12, horizon=2, kappa=1.0, **BOX)
+class CriticPrior(LinearPrior):
+    """The same with two critics that like small actions."""
+
+    def critics(self, obs, action):
+        q = -jnp.sum(action**2)
+        return jnp.stack([q, q - 1.0])
+
+
+def critic(plans: int = 12) -> CriticChoice:
+    """A planner without a model, so without a belief."""
+    return CriticChoice(CriticPrior(*_weights()), plans=plans, kappa=1.0, **BOX)
 
 
 def record(agent, path: Path, pictures: bool = False, **about) -> Path:

@@ -7,10 +7,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 
+from refplan.data.lanes import pack_episodes
 from refplan.dynamics.decoder import apply_members, make_gaussian_nets, negative_log_likelihood
 from refplan.dynamics.elbo import belief_kl, choose_steps, free_kl, one_step_earlier, reconstruction, spaced_past
 from refplan.dynamics.encoder import empty_belief, encode_lanes, gaussian_kl, make_encoder
-from refplan.dynamics.encoding import pack_episodes
 from refplan.nn import Normaliser
 from refplan.types import Transition
 

@@ -1,29 +1,19 @@
 """Encoding whole datasets: every episode from its own beginning, many side by side, each row once."""
 
-import heapq
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from refplan.data.dataset import Dataset
+from refplan.data.lanes import BLOCK, Layout, pack_episodes
 from refplan.data.sampling import take_rows
 from refplan.dynamics.encoder import Encoder, empty_belief, encode_lanes
 from refplan.errors import RefplanError
 from refplan.nn import Normaliser
 from refplan.types import Transition
-
-BLOCK = 50  # steps encoded in one piece: bounds the memory for the gates
-
-
-class Layout(NamedTuple):
-    """Episodes laid end to end in lanes of equal length; a lane's rest is padding."""
-
-    row: Int[Array, "lanes time"]
-    first: Bool[Array, "lanes time"]
-    valid: Bool[Array, "lanes time"]
 
 
 class Episodes(NamedTuple):
@@ -47,27 +37,6 @@ def place_episodes(data: Dataset) -> Episodes:
     number = np.repeat(np.arange(data.episodes), data.lengths)
     starts, lengths = jnp.asarray(data.starts), jnp.asarray(data.lengths)
     return Episodes(data.device(), starts, lengths, jnp.asarray(number), pack_episodes(data.starts, data.lengths))
-
-
-def pack_episodes(
-    starts: Int[np.ndarray, " episodes"], lengths: Int[np.ndarray, " episodes"], most_lanes: int = 256
-) -> Layout:
-    """Longest episode first, each into the lane that is shortest so far: as many lanes as waste little padding."""
-    lanes = int(min(most_lanes, len(starts), -(-lengths.sum() // lengths.max())))
-    filled = [(0, lane) for lane in range(lanes)]
-    places = []
-    for episode in np.argsort(-lengths, kind="stable"):
-        at, lane = heapq.heappop(filled)
-        places.append((lane, at, episode))
-        heapq.heappush(filled, (at + int(lengths[episode]), lane))
-    time = -(-max(at for at, _ in filled) // BLOCK) * BLOCK
-    row, first, valid = np.zeros((lanes, time), np.int32), np.ones((lanes, time), bool), np.zeros((lanes, time), bool)
-    for lane, at, episode in places:
-        span = slice(at, at + lengths[episode])
-        row[lane, span] = starts[episode] + np.arange(lengths[episode])
-        first[lane, span] = np.arange(lengths[episode]) == 0
-        valid[lane, span] = True
-    return Layout(jnp.asarray(row), jnp.asarray(first), jnp.asarray(valid))
 
 
 def encode_rows(

@@ -14,9 +14,9 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from refplan.agent import AbstractAgent, AbstractPolicy
+from refplan.data.lanes import Layout
 from refplan.data.sampling import take_rows
 from refplan.dynamics.base import AbstractDynamics, Belief, Outcome
-from refplan.dynamics.encoding import Layout
 from refplan.types import Key, Scalar, State, Transition
 
 Doubt = Literal["aleatoric", "disagreement"]

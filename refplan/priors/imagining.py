@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from refplan.agent import AbstractPolicy
 from refplan.data.dataset import Dataset
+from refplan.data.lanes import Layout, pack_episodes
 from refplan.data.sampling import sample_transitions
 from refplan.dynamics.base import AbstractDynamics, Belief
-from refplan.dynamics.encoding import Layout, pack_episodes
 from refplan.errors import RefplanError, unknown_name
 from refplan.logs import Row
 from refplan.priors.actor_critic import prepare_rows

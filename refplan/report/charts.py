@@ -226,7 +226,7 @@ def _axes(x: Scale, y: Scale, x_label: str) -> str:
     for tick in ticks(y.low, y.high):
         parts.append(f'<path class="grid" d="M{x.begin} {y(tick):.1f}H{x.end}"/>')
         parts.append(_text("tick", x.begin - 6, y(tick) + 4, "end", number(tick)))
-    marks = ticks(x.low, x.high, 5 if x.end > 300 else 3)
+    marks = ticks(x.low, x.high, 5 if x.end > 300 else 4)
     parts += [_text("tick", x(tick), y.begin + 15, "middle", number(tick)) for tick in marks]
     parts.append(f'<path class="base" d="M{x.begin} {y.begin}H{x.end}"/>')
     parts.append(_text("axis", (x.begin + x.end) / 2, y.begin + BOTTOM - 3, "middle", x_label))

@@ -125,7 +125,7 @@ def _gain(entry: Entry, pairs: list[tuple[Evaluation, Evaluation]]) -> Gain:
     count = len(set(runs))
     if count >= RUNS_FOR_AN_INTERVAL:
         return Gain(entry, before, after, change, f"over {count} runs", unit)
-    return Gain(entry, before, after, change, f"over {sum(map(len, known))} episodes with the same starts", unit)
+    return Gain(entry, before, after, change, f"over {sum(map(len, known))} paired episodes", unit)
 
 
 def _difference(prior: Evaluation, planned: Evaluation, scored: bool) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from refplan.errors import RefplanError
 from refplan.files import write_text
 from refplan.provenance import provenance as provenance_now
 from refplan.report.explorer import payload
-from refplan.report.gain import find_entries, find_gains, headline, headline_gain
+from refplan.report.gain import find_entries, find_gains, headline, headline_gain, rank_of
 from refplan.report.gather import Found, gather
 from refplan.report.html import section
 from refplan.report.judgement import judgements
@@ -86,7 +86,7 @@ def _recordings(found: Found) -> list[dict[str, Any]]:
             made.append(payload(name, recording))
         except (KeyError, IndexError, TypeError, ValueError) as problem:
             found.problems.append(f"{name}: the recording cannot be shown ({problem}); record it again.")
-    return sorted(made, key=lambda each: each["plans"] == 0)  # episodes with plans first
+    return sorted(made, key=lambda each: rank_of(each["about"]["planner"]), reverse=True)  # the paper's method first
 
 
 def _options(recordings: list[dict[str, Any]]) -> str:

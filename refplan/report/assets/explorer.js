@@ -58,14 +58,11 @@
     const x = (t) => left + t / Math.max(1, episode.steps - 1) * (right - left);
     const y = (v) => bottom - (v - low) / (high - low) * (bottom - top);
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title }, figure);
-    for (const value of [low, (low + high) / 2, high]) {
+    for (const value of ticks(low, high, 3)) {
       make("path", { class: "grid", d: `M${left} ${y(value)}H${right}` }, svg);
-      make("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, svg).textContent = short(Number(value.toPrecision(3)));
+      make("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, svg).textContent = short(Number(value.toPrecision(4)));
     }
-    for (let part = 0; part <= 4; part++) {
-      const t = Math.round(part / 4 * (episode.steps - 1));
-      make("text", { x: x(t), y: height - 5, "text-anchor": part === 4 ? "end" : "middle" }, svg).textContent = t;
-    }
+    for (const t of ticks(0, episode.steps - 1, width > 400 ? 8 : 4)) make("text", { x: x(t), y: height - 5, "text-anchor": "middle" }, svg).textContent = t;
     for (const line of lines) {
       if (line.low) make("path", { class: `band ${line.style}`, d: `${trace(line.high, x, y)}${trace(line.low, x, y, true)}Z` }, svg);
     }
@@ -81,6 +78,13 @@
     svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); go(event); });
     svg.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
     tracks.push((t) => { cursor.setAttribute("x1", x(t)); cursor.setAttribute("x2", x(t)); });
+  }
+
+  // Round numbers between two bounds.
+  function ticks(low, high, count) {
+    const size = 10 ** Math.floor(Math.log10((high - low) / count));
+    const gap = size * [1, 2, 5, 10].find((factor) => (high - low) / (size * factor) <= count);
+    return Array.from({ length: Math.floor(high / gap + 1e-9) - Math.ceil(low / gap - 1e-9) + 1 }, (_, n) => (Math.ceil(low / gap - 1e-9) + n) * gap);
   }
 
   // Math.min(...values) of a long list would overflow the stack.
