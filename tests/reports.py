@@ -55,15 +55,15 @@ def record(agent, path: Path, pictures: bool = False, **about) -> Path:
     return recorder.save(path, **{**said, **about})
 
 
-def result(planner: str, returns: list[float], **changes) -> dict:
+def result(planner: str, earned: list[float], **changes) -> dict:
     """A row of results.csv of a world with references (hopper)."""
-    score = task("hopper").score(np.array(returns))
+    score = task("hopper").score(np.array(earned))
     row = dict.fromkeys(COLUMNS, "")
     row |= {"dataset": "made-up", "prior": "cql", "planner": planner, "world": "hopper", "seed": 0}
-    row |= {"episodes": len(returns), "return": np.mean(returns), "score": score.mean(), "score_lo": score.min()}
+    row |= {"episodes": len(earned), "return": np.mean(earned), "score": score.mean(), "score_lo": score.min()}
     row |= {"score_hi": score.max(), "ms_per_action": 0.2 if planner == "none" else 3.0, "wall_s": 1.0}
     row |= {"settings": json.dumps({"run": "x"}), "command": f"refplan evaluate runs/x --planner {planner}"}
-    return {**row, "commit": "abc123", "returns": json.dumps(returns), **changes}
+    return {**row, "commit": "abc123", "returns": json.dumps(earned), **changes}
 
 
 def curve(folder: Path, rows: int = 20) -> None:

@@ -27,6 +27,8 @@ def test_the_wheel_holds_data_policies_presets_and_licence(wheel):
         "bundled/hopper-medium-replay-tiny.hdf5",
         "bundled/policies/hopper-medium.safetensors",
         "priors/presets.toml",
+        "report/assets/page.html",
+        "report/assets/explorer.js",
         "licenses/LICENSE",
     ):
         assert any(name.endswith(ending) for name in names), ending

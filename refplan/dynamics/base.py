@@ -138,6 +138,26 @@ class AbstractDynamics(eqx.Module):
         return Prediction(next_obs, reward, self.termination(obs, action, next_obs))
 
 
+class AbstractMarkovDynamics(AbstractDynamics):
+    """A model that learns nothing from an episode: there is one world, and its belief and hypothesis are empty."""
+
+    def start(self) -> tuple[()]:
+        """Nothing to remember."""
+        return ()
+
+    def observe(self, belief: tuple[()], transition: Transition) -> tuple[()]:
+        """Nothing to learn from one step."""
+        return ()
+
+    def sample(self, belief: tuple[()], obs: Obs, key: Key) -> tuple[()]:
+        """There is one world."""
+        return ()
+
+    def centre(self, belief: tuple[()], obs: Obs) -> tuple[()]:
+        """There is one world."""
+        return ()
+
+
 class AbstractLatentDynamics(AbstractDynamics):
     """A model whose hypotheses are latent vectors m, believed to follow N(mu, exp(log_var))."""
 

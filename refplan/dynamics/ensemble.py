@@ -12,16 +12,16 @@ from jaxtyping import Array, Float, Int
 
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import take_rows
-from refplan.dynamics.base import AbstractDynamics, AbstractTermination, Outcome
+from refplan.dynamics.base import AbstractDynamics, AbstractMarkovDynamics, AbstractTermination, Outcome
 from refplan.dynamics.decoder import Decoder, GaussianNet, decoder_rows, make_gaussian_nets
 from refplan.dynamics.members import AbstractMembersLearner, Rows, Snapshot, best_first, first_snapshot, member_errors
 from refplan.dynamics.termination import Ends, TerminationLearner, TerminationState, find_ends
 from refplan.errors import RefplanError
 from refplan.nn import Normaliser, fit_normaliser, identity_normaliser
-from refplan.types import Action, Key, Metrics, Obs, Scalar, Transition
+from refplan.types import Action, Key, Metrics, Scalar, Transition
 
 
-class EnsembleDynamics(AbstractDynamics):
+class EnsembleDynamics(AbstractMarkovDynamics):
     """The trained ensemble: its belief is empty, all its doubt is in the members."""
 
     decoder: Decoder
@@ -36,22 +36,6 @@ class EnsembleDynamics(AbstractDynamics):
     def best(self, count: int) -> AbstractDynamics:
         """The first `count` elites."""
         return dataclasses.replace(self, decoder=self.decoder.best(count))
-
-    def start(self) -> tuple[()]:
-        """Nothing to remember."""
-        return ()
-
-    def observe(self, belief: tuple[()], transition: Transition) -> tuple[()]:
-        """Nothing to learn from one step."""
-        return ()
-
-    def sample(self, belief: tuple[()], obs: Obs, key: Key) -> tuple[()]:
-        """There is one world."""
-        return ()
-
-    def centre(self, belief: tuple[()], obs: Obs) -> tuple[()]:
-        """There is one world."""
-        return ()
 
     def predict(self, hypothesis: tuple[()], obs: Float[Array, "member obs"], action: Action) -> Outcome:
         """What each elite expects, each from a state of its own."""

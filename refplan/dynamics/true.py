@@ -10,11 +10,17 @@ from jaxtyping import Array, Float
 
 from refplan.data.tasks import Task
 from refplan.data.true_world import TrueWorld
-from refplan.dynamics.base import AbstractDynamics, AbstractTermination, NeverTerminates, Outcome, RuleTermination
-from refplan.types import Key, Obs, Transition
+from refplan.dynamics.base import (
+    AbstractDynamics,
+    AbstractMarkovDynamics,
+    AbstractTermination,
+    NeverTerminates,
+    Outcome,
+    RuleTermination,
+)
 
 
-class TrueDynamics(AbstractDynamics):
+class TrueDynamics(AbstractMarkovDynamics):
     """MuJoCo itself, stepped from the observation by a host callback: one member, no doubt, no noise.
 
     A planner with this model shows what planning would gain if the model were perfect; the rest is the model's fault,
@@ -32,22 +38,6 @@ class TrueDynamics(AbstractDynamics):
     def best(self, count: int) -> AbstractDynamics:
         """There is only one."""
         return self
-
-    def start(self) -> tuple[()]:
-        """Nothing to remember."""
-        return ()
-
-    def observe(self, belief: tuple[()], transition: Transition) -> tuple[()]:
-        """Nothing to learn."""
-        return ()
-
-    def sample(self, belief: tuple[()], obs: Obs, key: Key) -> tuple[()]:
-        """There is one world."""
-        return ()
-
-    def centre(self, belief: tuple[()], obs: Obs) -> tuple[()]:
-        """There is one world."""
-        return ()
 
     def predict(
         self, hypothesis: tuple[()], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]

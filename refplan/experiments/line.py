@@ -186,8 +186,13 @@ class Walked:
 
 def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
     """The whole line for one seed."""
-    models = {kind: model_stage(shop, data, kind, plan, seed) for kind in plan.models}
-    prior = prior_stage(shop, data, plan, seed, models.get("ensemble"))
+    imagines = plan.policy is None and needs_model(plan.method)
+    world = model_stage(shop, data, "ensemble", plan, seed) if imagines else None
+    prior = prior_stage(shop, data, plan, seed, world)
+    models = {
+        kind: model_stage(shop, data, kind, plan, seed) for kind in plan.models if kind != "ensemble" or not world
+    }
+    models |= {} if world is None else {"ensemble": world}
     diagnoses = {kind: diagnosis_stage(shop, data, model, prior, seed) for kind, model in models.items()}
     rows = []
     for planner in plan.planners:

@@ -74,17 +74,17 @@ def gains_table(gains: Sequence[Gain]) -> str:
     """Every planner beside its prior."""
     if not gains:
         return ""
-    headings = ["planner", "prior", "data", "world", "prior alone", "planned", "change", "95 % interval", "how sure"]
+    headings = ["planner", "prior", "change", "95 % interval", "prior alone", "planned", "data", "world", "how sure"]
     rows = [
         [
             words(title_of(g.entry.planner)),
             words(g.entry.prior),
-            words(g.entry.dataset),
-            words(g.entry.world),
-            figures(level(g.before), g.before),
-            figures(level(g.after), g.after),
             Cell(f'<span class="{g.verdict}">{level(g.change.value, plus=True)}</span>', g.change.value, number=True),
             figures(_between(g.change.low, g.change.high, plus=True), g.change.low),
+            figures(level(g.before), g.before),
+            figures(level(g.after), g.after),
+            words(g.entry.dataset),
+            words(g.entry.world),
             words(g.basis),
         ]
         for g in gains
@@ -108,8 +108,8 @@ def results(evaluations: Sequence[Evaluation], entries: Sequence[Entry]) -> str:
         panels.setdefault((entry.dataset, entry.world), []).append(entry)
     charts = [_intervals(*place, inside) for place, inside in panels.items()]
     charts += [_latency(entries)]
-    headings = ["planner", "prior", "data", "world", "seed", "episodes", "return", "score", "95 % interval"]
-    headings += ["ms per action", "settings", "command", "commit"]
+    headings = ["planner", "prior", "score", "95 % interval", "return", "ms per action", "seed", "episodes"]
+    headings += ["settings", "data", "world", "command", "commit"]
     body = grid(charts) + table("results", headings, [_row(each) for each in evaluations])
     return section("results", "Results", body, "Intervals are 95 % bootstrap intervals. Press a heading to sort.")
 
@@ -119,15 +119,15 @@ def _row(each: Evaluation) -> list[Cell]:
     return [
         words(title_of(each.planner)),
         words(each.prior),
-        words(each.dataset),
-        words(each.world),
-        figures(each.seed, float(each.seed) if each.seed.lstrip("-").isdigit() else None),
-        figures(str(each.episodes), each.episodes),
-        figures(level(each.earned), each.earned),
         figures(level(each.score), each.score),
         figures(_between(each.score_low, each.score_high), each.score_low),
+        figures(level(each.earned), each.earned),
         figures(number(each.ms_per_action), each.ms_per_action),
+        figures(each.seed, float(each.seed) if each.seed.lstrip("-").isdigit() else None),
+        figures(str(each.episodes), each.episodes),
         folded(_short(each.settings), settings) if each.settings else words(""),
+        words(each.dataset),
+        words(each.world),
         folded("show", code(each.command)) if each.command else words(""),
         Cell(code(each.commit) if each.commit else UNKNOWN, each.commit),
     ]

@@ -123,9 +123,9 @@
     find("plane-panel").hidden = !episode.path;
     find("fan-note").textContent = episode.proposals ? "" : "This agent makes no plans; only its action is shown.";
     find("fan-legend").hidden = !episode.proposals;
-    track("Reward", [{ name: "reward", values: column(episode.rewards), style: "c2" }]);
+    track("Reward", [{ name: "reward", values: column(episode.rewards), style: "c2" }], { height: 170 });
     layOutPredictions();
-    if (episode.effective) track(`Effective plans, of ${episode.plans}`, [{ name: "effective plans", values: column(episode.effective), style: "c3" }], { zero: true });
+    if (episode.effective) track(`Effective plans, of ${episode.plans}`, [{ name: "effective plans", values: column(episode.effective), style: "c3" }], { height: 150, zero: true });
     if (episode.beliefMean) layOutBelief();
     drawPlane();
   }
@@ -240,7 +240,7 @@
     for (let n = plans - 1; n >= 0; n--) {
       const weight = episode.weights.values[step * plans + n] / 255;
       const share = episode.proposals.values[(step * plans + n) * size + c] / 255;
-      const aside = ((n * 0.618034) % 1) - 0.5; // spread evenly, and the same for every step
+      const aside = ((n * 0.618034 + 0.5) % 1) - 0.5; // spread evenly, the heaviest in the middle
       pen.globalAlpha = 0.1 + 0.9 * weight;
       pen.beginPath();
       pen.arc(middle + aside * lane * 0.72, y(share), 1.6 + 3.4 * weight, 0, 7);
@@ -331,5 +331,7 @@
     layOut();
     show(step);
   });
+  new ResizeObserver(() => { if (episode) drawFan(); }).observe(find("fan"));
+  find("pick").hidden = recordings.length < 2;
   open(0);
 })();
