@@ -34,6 +34,7 @@ _HOME = {
     "refplan.priors.bc": ("BC",),
     "refplan.priors.combo": ("COMBO",),
     "refplan.priors.cql": ("CQL",),
+    "refplan.priors.distil": ("Distil",),
     "refplan.priors.edac": ("EDAC",),
     "refplan.priors.external": (
         "from_callable",

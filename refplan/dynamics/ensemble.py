@@ -18,7 +18,7 @@ from refplan.dynamics.members import AbstractMembersLearner, Rows, Snapshot, bes
 from refplan.dynamics.termination import Ends, TerminationLearner, TerminationState, find_ends
 from refplan.errors import RefplanError
 from refplan.nn import Normaliser, fit_normaliser, identity_normaliser
-from refplan.types import Action, Key, Metrics, Scalar, Transition
+from refplan.types import Key, Metrics, Scalar, Transition
 
 
 class EnsembleDynamics(AbstractMarkovDynamics):
@@ -37,7 +37,9 @@ class EnsembleDynamics(AbstractMarkovDynamics):
         """The first `count` elites."""
         return dataclasses.replace(self, decoder=self.decoder.best(count))
 
-    def predict(self, hypothesis: tuple[()], obs: Float[Array, "member obs"], action: Action) -> Outcome:
+    def predict(
+        self, hypothesis: tuple[()], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
+    ) -> Outcome:
         """What each elite expects, each from a state of its own."""
         return self.decoder.predict(None, obs, action)
 

@@ -299,8 +299,8 @@
     let before = performance.now();
     carry = 0;
     const tick = (now) => {
-      carry += (now - before) / 1000 * Number(speed.value);
-      before = now;
+      carry += Math.max(0, now - before) / 1000 * Number(speed.value); // a frame's time may lie before the press
+      before = Math.max(now, before);
       const whole = Math.floor(carry);
       carry -= whole;
       if (whole) show(Math.min(step + whole, episode.steps - 1));
