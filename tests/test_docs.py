@@ -32,6 +32,7 @@ SMALLER = (
     (r"\bstarts=\d+", "starts=20"),
     (r"--episodes \d+", "--episodes 2"),
     (r"--steps \d+", "--steps 96"),
+    (r"decoder_epochs=\d+", "decoder_epochs=1"),
     (r"--warmup \d+", "--warmup 48"),
     (r"--snapshot-every \d+", "--snapshot-every 48"),
     (r"--rows \d+", "--rows 200"),
