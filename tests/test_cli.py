@@ -233,9 +233,18 @@ def test_a_closed_pipe_is_no_error():
 @pytest.mark.slow
 def test_the_demo_runs_and_shows_itself_again_at_once(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("refplan.data.tasks.HORIZON", 20)
-    command = ("demo", "--quick", "--episodes", "1", "--out", str(tmp_path / "demo"))
+    command = (
+        "demo",
+        "--quick",
+        "--episodes",
+        "1",
+        "--planners",
+        "prior,loop,refplan",
+        "--out",
+        str(tmp_path / "demo"),
+    )
     code, out, _ = ask(capsys, *command)
     assert code == 0
-    assert "iql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
+    assert "cql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
     code, out, _ = ask(capsys, *command)
     assert code == 0 and out.count("there already") == 9
