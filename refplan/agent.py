@@ -5,6 +5,7 @@ is a separate `state` that goes in and comes out. Everything is written for one 
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -44,6 +45,10 @@ class AbstractPrior(AbstractPolicy):
     @abstractmethod
     def value(self, state: State, obs: Obs) -> Scalar:
         """The expected discounted return from `obs` on when the policy acts."""
+
+    def under(self, hypothesis: Any) -> "AbstractPrior":
+        """The prior as it is in one possible world of a model; most priors know only the world of their data."""
+        return self
 
 
 class RandomAgent(AbstractAgent):

@@ -8,6 +8,7 @@ from refplan.registry import find
 MODELS = {
     "ensemble": "refplan.dynamics.ensemble:Ensemble",
     "belief": "refplan.dynamics.belief:BeliefModel",
+    "worlds": "refplan.dynamics.worlds_learner:Worlds",
 }
 
 

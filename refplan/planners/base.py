@@ -1,6 +1,7 @@
 """What planners have in common: settings, state, and the way from an observation to a `Plan`."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -35,6 +36,16 @@ WORDS = {
     "value_at_end": ("prior", "none"),
     "across": ("weights", "scores"),
 }
+COUNTS = ("plans", "horizon", "latents", "repeats")
+
+
+def check_values(planner: str, values: Mapping[str, Any]) -> None:
+    """Words must be known ones, counts at least 1."""
+    for name, value in values.items():
+        if name in WORDS and value not in WORDS[name]:
+            raise unknown_name(f"{name} of {planner}", value, WORDS[name])
+        if name in COUNTS and value < 1:
+            raise RefplanError(f"{name} of {planner} must be at least 1, got {value}.")
 
 
 class PlannerState(NamedTuple):
@@ -88,12 +99,8 @@ class AbstractPlanner(AbstractPrior):
         self.high = prior_bound(self.prior, "high") if self.high is None else jnp.asarray(self.high)
 
     def __check_init__(self):
-        for name, words in WORDS.items():
-            if getattr(self, name, words[0]) not in words:
-                raise unknown_name(f"{name} of {type(self).__name__}", getattr(self, name), words)
-        for name in ("plans", "horizon", "latents", "repeats"):
-            if getattr(self, name, 1) < 1:
-                raise RefplanError(f"{name} of {type(self).__name__} must be at least 1, got {getattr(self, name)}.")
+        values = {name: getattr(self, name) for name in (*WORDS, *COUNTS) if hasattr(self, name)}
+        check_values(type(self).__name__, values)
 
     @abstractmethod
     def start(self) -> PlannerState:
@@ -115,7 +122,7 @@ class AbstractPlanner(AbstractPrior):
         """Algorithm 2 of the paper; what is not finite falls back to the prior's own action."""
         self._check(state, obs)
         key_own, key_consider, key_decide = jr.split(key, 3)
-        own, prior_state = self.prior.act(state.prior, obs, key_own)
+        own, prior_state = self.prior_here(state, obs).act(state.prior, obs, key_own)
         plan = self.decide(self.consider(state, obs, key_consider), own, key_decide)
         mean, std = self.believed(state.belief, obs)
         plan = plan._replace(belief_mean=mean, belief_std=std)
@@ -138,7 +145,11 @@ class AbstractPlanner(AbstractPrior):
 
     def value(self, state: PlannerState, obs: Obs) -> Scalar:
         """The prior's value: a lower bound of what a planner on top of it should reach."""
-        return self.prior.value(state.prior, obs)
+        return self.prior_here(state, obs).value(state.prior, obs)
+
+    def prior_here(self, state: PlannerState, obs: Obs) -> AbstractPrior:
+        """The prior as the belief would have it."""
+        return self.prior
 
     def decide(self, considered: Considered, own: Action, key: Key) -> Plan:
         """Weigh the plans in every world (eq. 9) and average over worlds (eq. 14); `own` is the way out."""
@@ -193,8 +204,12 @@ class AbstractModelPlanner(AbstractPlanner):
 
     def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
         """Prior and model both reflect on the step."""
-        prior = self.prior.observe(state.prior, transition)
+        prior = self.prior_here(state, transition.obs).observe(state.prior, transition)
         return state._replace(prior=prior, belief=self.model.observe(state.belief, transition))
+
+    def prior_here(self, state: PlannerState, obs: Obs) -> AbstractPrior:
+        """The prior in the world at the belief's centre."""
+        return self.prior.under(self.model.centre(state.belief, obs))
 
     def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
         """The posterior of a latent model."""
@@ -210,7 +225,7 @@ class AbstractModelPlanner(AbstractPlanner):
         options |= {"proposal": self.proposal, "discount": self.discount}
         centre = self.model.centre(state.belief, obs)
         mixing = Mixing(last, self.mixing * state.known)
-        return propose(self.prior, self.model, state.prior, centre, obs, key, mixing=mixing, **options)
+        return propose(self.prior.under(centre), self.model, state.prior, centre, obs, key, mixing=mixing, **options)
 
 
 class AbstractShootingPlanner(AbstractModelPlanner):
@@ -258,6 +273,6 @@ class AbstractShootingPlanner(AbstractModelPlanner):
         options["terminal"] = self.value_at_end == "prior"
 
         def one(world: Hypothesis, key: Key) -> Float[Array, "plan member"]:
-            return score(self.prior, model, prior_state, world, obs, proposals, key, **options)
+            return score(self.prior.under(world), model, prior_state, world, obs, proposals, key, **options)
 
         return jax.vmap(one)(worlds, jr.split(key, self.world_count))

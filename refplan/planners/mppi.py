@@ -32,6 +32,6 @@ class MPPI(AbstractModelPlanner):
         imagined = self.imagine(state, obs, key)
         returns = imagined.earned
         if self.value_at_end == "prior":
-            value: Float[Array, " plan"] = jax.vmap(self.prior.value)(imagined.states, imagined.obs)
+            value: Float[Array, " plan"] = jax.vmap(self.prior_here(state, obs).value)(imagined.states, imagined.obs)
             returns = returns + self.discount**self.horizon * jnp.where(imagined.alive, value, 0.0)
         return Considered(imagined.actions, returns[None, :, None], returns[None])

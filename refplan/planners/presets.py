@@ -1,6 +1,7 @@
 """Settings of planners by name: `default` (by evidence on three robots), `fixed` (one for all), `paper`."""
 
 import csv
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,8 @@ from refplan.agent import AbstractPrior
 from refplan.dynamics.base import AbstractDynamics
 from refplan.errors import RefplanError, unknown_name
 from refplan.planners import find_planner
-from refplan.planners.base import AbstractModelPlanner, AbstractPlanner
-from refplan.presets import robot_and_kind, with_settings
+from refplan.planners.base import AbstractModelPlanner, AbstractPlanner, check_values, prior_bound
+from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
 PRESETS = ("default", "fixed", "paper")
@@ -28,17 +29,19 @@ def make_planner(
     dataset: str = "",
     method: str = "",
     changes: Mapping[str, Any] | None = None,
+    adapt: bool = True,
 ) -> AbstractPlanner:
     """A planner on a prior and a model, with a preset's settings; `method` is the name of the prior's learner.
 
-    `changes` are settings by name; text (from a command line) is read as the setting's type.
+    `changes` are settings by name; text (from a command line) is read as the setting's type. With a model that knows
+    other worlds, the prior is told which one it is in (`Adapted`) unless `adapt` is off.
     """
     kind = find_planner(name)
     settings = planner_settings(preset, dataset, method)
     if issubclass(kind, AbstractModelPlanner):
         if model is None:
             raise RefplanError(f"planner '{name}' imagines what its plans would do; give it a model.")
-        planner = kind(prior, model)
+        planner = kind(adapted(prior, model) if adapt else prior, model)
     else:
         planner = kind(prior)
     known = planner_settings_of(planner)
@@ -47,6 +50,31 @@ def make_planner(
         if setting not in known:
             raise unknown_name(f"setting of planner '{name}'", setting, known)
     return with_settings(planner, fitting | dict(changes or {}))
+
+
+def adapted(prior: AbstractPrior, model: AbstractDynamics) -> AbstractPrior:
+    """The prior as it is, or told about the worlds of a model that has them."""
+    from refplan.dynamics.worlds import WorldsDynamics
+    from refplan.priors.adapted import Adapted
+
+    if not isinstance(model, WorldsDynamics) or isinstance(prior, Adapted):
+        return prior
+    return Adapted(prior, model, prior_bound(prior, "low"), prior_bound(prior, "high"))
+
+
+def planner_defaults(name: str) -> dict[str, Any]:
+    """The settings a planner has, known without a prior and a model to build it on."""
+    fields = dataclasses.fields(find_planner(name))
+    return {f.name: f.default for f in fields if isinstance(f.default, bool | int | float | str)}
+
+
+def check_planner_settings(name: str, changes: Mapping[str, Any]) -> None:
+    """Whether a planner could be built with these settings."""
+    known = planner_defaults(name)
+    for setting in changes:
+        if setting not in known:
+            raise unknown_name(f"setting of planner '{name}'", setting, known)
+    check_values(f"planner '{name}'", {n: as_type_of(known[n], value, n) for n, value in changes.items()})
 
 
 def planner_settings(preset: str, dataset: str = "", method: str = "") -> dict[str, Any]:

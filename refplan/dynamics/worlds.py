@@ -1,0 +1,206 @@
+"""A belief over worlds the data did not show: the learned world with other actuators, other ground, another pull.
+
+The data come from one world, so an encoder trained on them has nothing to tell worlds apart by. Worlds that differ can
+be made from the learned one, s' = f(s, a), without any further training:
+
+    s' = T_o( f( T_o^-1(s), g * a ) ) + b,    T_o(s) = s + o
+
+with gains g on the actuators (1: as logged, 0: broken), offsets o of the observations (another ground height or slope,
+a shifted sensor) and drifts b of the change per step (wind, a slope's pull). A world is the vector m = (g, o, b), and
+what an episode says about it is a Gaussian that an extended Kalman filter keeps: wide at the start, narrow with
+evidence, and pulled back to the world of the data, which stays the most likely one.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float
+
+from refplan.dynamics.base import (
+    AbstractDynamics,
+    AbstractLatentDynamics,
+    AbstractMarkovDynamics,
+    AbstractTermination,
+    Outcome,
+)
+from refplan.dynamics.ensemble import EnsembleDynamics
+from refplan.errors import RefplanError
+from refplan.types import Action, Key, Obs, Scalar, Transition
+
+
+class World(NamedTuple):
+    """One hypothesis in natural units."""
+
+    gain: Float[Array, " act"]
+    offset: Obs
+    drift: Obs
+
+
+class WorldBelief(NamedTuple):
+    """N(mean, covariance) over m = (gains, offsets, drifts)."""
+
+    mean: Float[Array, " latent"]
+    covariance: Float[Array, "latent latent"]
+
+
+class WorldsDynamics(AbstractLatentDynamics):
+    """The worlds around a learned one, and the belief which of them this is.
+
+    Offsets are counted in standard deviations of the logged observations, drifts in those of their change per step.
+    The belief forgets towards the world of the data over `memory` steps (an Ornstein-Uhlenbeck process whose resting
+    law is the belief at the start of an episode), so that it can follow a world that changes. A step that no believed
+    world explains counts less (`outlier`: from how many standard deviations on), `noise` is the factor on the
+    ensemble's own variance. Every part of m is taken as it is at home until it is `significance` standard deviations
+    away from there: forty small errors would otherwise cost more than they explain.
+    """
+
+    base: AbstractMarkovDynamics
+    obs_std: Float[Array, " obs"]
+    change_std: Float[Array, " outputs"]  # of [s' - s, r]
+    action_size: int = eqx.field(static=True)
+    gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5)
+    offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3)
+    drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
+    memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0)
+    noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
+    outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0)
+    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
+
+    @property
+    def termination(self) -> AbstractTermination:
+        """The learned world's: where it ends is a matter of the task."""
+        return self.base.termination
+
+    @property
+    def members(self) -> int:
+        """The elites."""
+        return self.base.members
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(observation, action)."""
+        return self.obs_std.shape[0], self.action_size
+
+    def best(self, count: int) -> AbstractDynamics:
+        """The first `count` elites."""
+        fewer: Any = self.base.best(count)
+        return dataclasses.replace(self, base=fewer)
+
+    def home(self) -> Float[Array, " latent"]:
+        """The world of the data: gains 1, no offset, no drift."""
+        obs, act = self.sizes
+        return jnp.concatenate([jnp.ones(act), jnp.zeros(2 * obs)])
+
+    def resting(self) -> Float[Array, " latent"]:
+        """Variances before anything was seen."""
+        obs, act = self.sizes
+        parts = (jnp.full(act, self.gain_std), jnp.full(obs, self.offset_std), jnp.full(obs, self.drift_std))
+        return jnp.concatenate(parts) ** 2
+
+    def start(self) -> WorldBelief:
+        """Home, with the doubt of the resting law."""
+        return WorldBelief(self.home(), jnp.diag(self.resting()))
+
+    def read(self, hypothesis: Float[Array, " latent"]) -> World:
+        """A latent vector in natural units; gains are kept in [0, 2]."""
+        obs, act = self.sizes
+        gain, offset, drift = jnp.split(hypothesis, (act, act + obs))
+        return World(jnp.clip(gain, 0.0, 2.0), offset * self.obs_std, drift * self.change_std[:-1])
+
+    def predict(
+        self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
+    ) -> Outcome:
+        """What each elite expects in the world m."""
+        world = self.read(hypothesis)
+        gain = world.gain.reshape((1,) * (action.ndim - 1) + world.gain.shape)
+        outcome = self.base.predict((), obs - world.offset[None], action * gain)
+        return outcome._replace(next_obs=outcome.next_obs + (world.offset + world.drift)[None])
+
+    def expected(
+        self, hypothesis: Float[Array, " latent"], obs: Obs, action: Action
+    ) -> tuple[Float[Array, " outputs"], Float[Array, " outputs"]]:
+        """(mean, variance) of (s' - s, r) over all elites, in standard deviations of the logged ones."""
+        outcome = self.predict_from(hypothesis, obs, action)
+        scale = self.change_std[None]
+        mean = jnp.concatenate([outcome.next_obs - obs[None], outcome.reward[:, None]], axis=1) / scale
+        std = jnp.concatenate([outcome.next_obs_std, outcome.reward_std[:, None]], axis=1) / scale
+        return jnp.mean(mean, axis=0), jnp.mean(std**2, axis=0) + jnp.var(mean, axis=0)
+
+    def observe(self, belief: WorldBelief, transition: Transition) -> WorldBelief:
+        """One step of the extended Kalman filter; a step that is not finite says nothing."""
+        obs, action = transition.obs, transition.action
+        seen = jnp.append(transition.next_obs - obs, transition.reward) / self.change_std
+        believed = self.relax(belief)
+
+        def mean_of(m: Float[Array, " latent"]) -> tuple[Array, tuple[Array, Array]]:
+            mean, variance = self.expected(m, obs, action)
+            return mean, (mean, variance)
+
+        slope, (mean, variance) = jax.jacfwd(mean_of, has_aux=True)(believed.mean)
+        updated = kalman_update(believed, seen - mean, slope, self.noise * variance, self.outlier)
+        good = jnp.isfinite(updated.mean).all() & jnp.isfinite(updated.covariance).all()
+        return jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, believed)
+
+    def relax(self, belief: WorldBelief) -> WorldBelief:
+        """Back towards home: m <- home + rho (m - home), covariance <- rho^2 C + (1 - rho^2) resting."""
+        rho = 1.0 - 1.0 / self.memory
+        mean = self.home() + rho * (belief.mean - self.home())
+        return WorldBelief(mean, rho**2 * belief.covariance + (1.0 - rho**2) * jnp.diag(self.resting()))
+
+    def posterior(self, belief: WorldBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """(mean, log-variance) of every part of m."""
+        return belief.mean, jnp.log(jnp.maximum(jnp.diagonal(belief.covariance), 1e-12))
+
+    def sample(self, belief: WorldBelief, obs: Obs, key: Key) -> Float[Array, " latent"]:
+        """m^j ~ N(mean, covariance)."""
+        # Symmetric square root: the covariance may be singular to rounding, which a Cholesky factor does not survive.
+        values, vectors = jnp.linalg.eigh(belief.covariance)
+        drawn = belief.mean + vectors @ (jnp.sqrt(jnp.maximum(values, 0.0)) * jr.normal(key, belief.mean.shape))
+        return jnp.where(self.changed(belief), drawn, self.home())
+
+    def centre(self, belief: WorldBelief, obs: Obs) -> Float[Array, " latent"]:
+        """The mean of what has changed, home for the rest."""
+        return jnp.where(self.changed(belief), belief.mean, self.home())
+
+    def changed(self, belief: WorldBelief) -> Bool[Array, " latent"]:
+        """Which parts of m are `significance` standard deviations away from home."""
+        away = (belief.mean - self.home()) ** 2
+        return away > self.significance**2 * jnp.diagonal(belief.covariance)
+
+
+def around(model: Any, **settings: Any) -> WorldsDynamics:
+    """The worlds around a trained ensemble, counted in the units it was trained in."""
+    if not isinstance(model, EnsembleDynamics):
+        raise RefplanError(
+            f"worlds are made around an ensemble, got {type(model).__name__}. Train one: refplan fit dynamics DATA "
+            "--model ensemble, or --model worlds for both in one."
+        )
+    inputs, targets = model.decoder.inputs, model.decoder.targets
+    size = targets.std.shape[0] - 1
+    return WorldsDynamics(model, inputs.std[:size], targets.std, inputs.std.shape[0] - size, **settings)
+
+
+def kalman_update(
+    belief: WorldBelief,
+    surprise: Float[Array, " outputs"],
+    slope: Float[Array, "outputs latent"],
+    variance: Float[Array, " outputs"],
+    outlier: Scalar,
+) -> WorldBelief:
+    """C <- C - K S K^T, mean <- mean + K surprise, K = C H^T S^-1, S = H C H^T + R.
+
+    An entry of R grows where its surprise is more than `outlier` standard deviations: contacts make errors that no
+    Gaussian foresees, and one of them must not decide which world this is.
+    """
+    spread = slope @ belief.covariance @ slope.T
+    expected = jnp.diagonal(spread) + variance
+    excess = jnp.maximum(surprise**2 / (outlier**2 * expected), 1.0)
+    total = spread + jnp.diag(variance * excess + (excess - 1.0) * jnp.diagonal(spread))
+    gain = jnp.linalg.solve(total, slope @ belief.covariance).T
+    mean = belief.mean + gain @ surprise
+    covariance = belief.covariance - gain @ total @ gain.T
+    return WorldBelief(mean, 0.5 * (covariance + covariance.T))

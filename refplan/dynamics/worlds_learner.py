@@ -1,0 +1,62 @@
+"""The ensemble's learner, whose result is the worlds around what it learned."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from refplan.data.dataset import Dataset
+from refplan.dynamics.ensemble import Ensemble, EnsembleBatch, EnsembleSource, EnsembleState
+from refplan.dynamics.worlds import WorldsDynamics, around
+from refplan.train import AbstractReviewingLearner
+from refplan.types import Flag, Key, Metrics, Scalar
+
+
+class Worlds(AbstractReviewingLearner):
+    """Everything is learned by the ensemble; the rest are the settings of `WorldsDynamics`."""
+
+    ensemble: Ensemble = Ensemble()
+    gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5)
+    offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3)
+    drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
+    memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0)
+    noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
+    outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0)
+    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
+
+    def schedule(self, data: Dataset) -> tuple[int, int]:
+        """The ensemble's."""
+        return self.ensemble.schedule(data)
+
+    def hold_out(self, data: Dataset, key: Key) -> tuple[Dataset, Dataset | None]:
+        """The ensemble's."""
+        return self.ensemble.hold_out(data, key)
+
+    def prepare(self, data: Dataset) -> EnsembleSource:
+        """The ensemble's."""
+        return self.ensemble.prepare(data)
+
+    def init(self, data: Dataset, key: Key) -> EnsembleState:
+        """The ensemble's."""
+        return self.ensemble.init(data, key)
+
+    def batch(self, source: EnsembleSource, state: EnsembleState, key: Key) -> EnsembleBatch:
+        """The ensemble's."""
+        return self.ensemble.batch(source, state, key)
+
+    def update(self, state: EnsembleState, batch: EnsembleBatch, key: Key) -> tuple[EnsembleState, Metrics]:
+        """The ensemble's."""
+        return self.ensemble.update(state, batch, key)
+
+    def review(self, state: EnsembleState, source: Any, held: Any, key: Key) -> tuple[EnsembleState, Metrics]:
+        """The ensemble's."""
+        return self.ensemble.review(state, source, held, key)
+
+    def finished(self, state: EnsembleState) -> Flag:
+        """The ensemble's."""
+        return self.ensemble.finished(state)
+
+    def result(self, state: EnsembleState) -> WorldsDynamics:
+        """The worlds around the trained ensemble."""
+        names = ("gain_std", "offset_std", "drift_std", "memory", "noise", "outlier", "significance")
+        return around(self.ensemble.result(state), **{name: getattr(self, name) for name in names})
