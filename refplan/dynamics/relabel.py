@@ -70,7 +70,7 @@ def _answer(
         gain = draw_gains(key_gain, row.action.shape[0], weakest)
         raised = jnp.clip(row.action / jnp.maximum(gain, compensate), low, high)
         action = jnp.where(jr.bernoulli(key_raise), raised, row.action)
-        hypothesis = worlds.home().at[: gain.shape[0]].set(gain)
+        hypothesis = worlds.write(worlds.read(worlds.home())._replace(gain=gain))
         step = worlds.step(hypothesis, row.obs, action, key_step)
         return gain, action, step.next_obs, step.reward, step.terminated
 

@@ -6,9 +6,10 @@ be made from the learned one, s' = f(s, a), without any further training:
     s' = T_o( f( T_o^-1(s), g * a ) ) + b,    T_o(s) = s + o
 
 with gains g on the actuators (1: as logged, 0: broken), offsets o of the observations (another ground height or slope,
-a shifted sensor) and drifts b of the change per step (wind, a slope's pull). A world is the vector m = (g, o, b), and
-what an episode says about it is a Gaussian that an extended Kalman filter keeps: wide at the start, narrow with
-evidence, and pulled back to the world of the data, which stays the most likely one.
+a shifted sensor) and drifts b of the change per step (wind, a slope's pull). A world is the vector m = (g - 1, o, b),
+each part in units of what is expected of it, so that m ~ N(0, I) before anything was seen and m = 0 is the world of the
+data. What an episode says about it is a Gaussian that an extended Kalman filter keeps: narrower with evidence, and
+pulled back to the world of the data, which stays the most likely one.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ class World(NamedTuple):
 
 
 class WorldBelief(NamedTuple):
-    """N(mean, covariance) over m = (gains, offsets, drifts)."""
+    """m ~ N(mean, covariance)."""
 
     mean: Float[Array, " latent"]
     covariance: Float[Array, "latent latent"]
@@ -50,12 +51,13 @@ class WorldBelief(NamedTuple):
 class WorldsDynamics(AbstractLatentDynamics):
     """The worlds around a learned one, and the belief which of them this is.
 
-    Offsets are counted in standard deviations of the logged observations, drifts in those of their change per step.
-    The belief forgets towards the world of the data over `memory` steps (an Ornstein-Uhlenbeck process whose resting
-    law is the belief at the start of an episode), so that it can follow a world that changes. A step that no believed
-    world explains counts less (`outlier`: from how many standard deviations on), `noise` is the factor on the
-    ensemble's own variance. Every part of m is taken as it is at home until it is `significance` standard deviations
-    away from there: forty small errors would otherwise cost more than they explain.
+    `gain_std`, `offset_std` (in standard deviations of the logged observations) and `drift_std` (in those of their
+    change per step) say how different worlds are expected to be. The belief forgets towards the world of the data over
+    `memory` steps (an Ornstein-Uhlenbeck process whose resting law is the belief at the start of an episode), so that
+    it can follow a world that changes. A step that no believed world explains counts less (`outlier`: from how many
+    standard deviations on); `noise` is the factor on the ensemble's own variance. Every part of m is taken as it is at
+    home until it is `significance` standard deviations away from there: forty small errors would otherwise cost more
+    than they explain.
     """
 
     base: AbstractMarkovDynamics
@@ -80,36 +82,34 @@ class WorldsDynamics(AbstractLatentDynamics):
         """The elites."""
         return self.base.members
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """(observation, action)."""
-        return self.obs_std.shape[0], self.action_size
-
     def best(self, count: int) -> AbstractDynamics:
         """The first `count` elites."""
         fewer: Any = self.base.best(count)
         return dataclasses.replace(self, base=fewer)
 
     def home(self) -> Float[Array, " latent"]:
-        """The world of the data: gains 1, no offset, no drift."""
-        obs, act = self.sizes
-        return jnp.concatenate([jnp.ones(act), jnp.zeros(2 * obs)])
-
-    def resting(self) -> Float[Array, " latent"]:
-        """Variances before anything was seen."""
-        obs, act = self.sizes
-        parts = (jnp.full(act, self.gain_std), jnp.full(obs, self.offset_std), jnp.full(obs, self.drift_std))
-        return jnp.concatenate(parts) ** 2
+        """The world of the data: m = 0."""
+        return jnp.zeros(self.action_size + 2 * self.obs_std.shape[0])
 
     def start(self) -> WorldBelief:
-        """Home, with the doubt of the resting law."""
-        return WorldBelief(self.home(), jnp.diag(self.resting()))
+        """N(0, I)."""
+        return WorldBelief(self.home(), jnp.eye(self.home().shape[0]))
 
     def read(self, hypothesis: Float[Array, " latent"]) -> World:
         """A latent vector in natural units; gains are kept in [0, 2]."""
-        obs, act = self.sizes
+        obs, act = self.obs_std.shape[0], self.action_size
         gain, offset, drift = jnp.split(hypothesis, (act, act + obs))
-        return World(jnp.clip(gain, 0.0, 2.0), offset * self.obs_std, drift * self.change_std[:-1])
+        return World(
+            jnp.clip(1.0 + self.gain_std * gain, 0.0, 2.0),
+            self.offset_std * offset * self.obs_std,
+            self.drift_std * drift * self.change_std[:-1],
+        )
+
+    def write(self, world: World) -> Float[Array, " latent"]:
+        """The latent vector of a world; the inverse of `read`."""
+        gain = (world.gain - 1.0) / self.gain_std
+        offset = world.offset / (self.offset_std * self.obs_std)
+        return jnp.concatenate([gain, offset, world.drift / (self.drift_std * self.change_std[:-1])])
 
     def predict(
         self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
@@ -146,10 +146,10 @@ class WorldsDynamics(AbstractLatentDynamics):
         return jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, believed)
 
     def relax(self, belief: WorldBelief) -> WorldBelief:
-        """Back towards home: m <- home + rho (m - home), covariance <- rho^2 C + (1 - rho^2) resting."""
+        """Back towards home: m <- rho m, C <- rho^2 C + (1 - rho^2) I."""
         rho = 1.0 - 1.0 / self.memory
-        mean = self.home() + rho * (belief.mean - self.home())
-        return WorldBelief(mean, rho**2 * belief.covariance + (1.0 - rho**2) * jnp.diag(self.resting()))
+        rest = jnp.eye(belief.mean.shape[0])
+        return WorldBelief(rho * belief.mean, rho**2 * belief.covariance + (1.0 - rho**2) * rest)
 
     def posterior(self, belief: WorldBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
         """(mean, log-variance) of every part of m."""
@@ -160,16 +160,15 @@ class WorldsDynamics(AbstractLatentDynamics):
         # Symmetric square root: the covariance may be singular to rounding, which a Cholesky factor does not survive.
         values, vectors = jnp.linalg.eigh(belief.covariance)
         drawn = belief.mean + vectors @ (jnp.sqrt(jnp.maximum(values, 0.0)) * jr.normal(key, belief.mean.shape))
-        return jnp.where(self.changed(belief), drawn, self.home())
+        return jnp.where(self.changed(belief), drawn, 0.0)
 
     def centre(self, belief: WorldBelief, obs: Obs) -> Float[Array, " latent"]:
         """The mean of what has changed, home for the rest."""
-        return jnp.where(self.changed(belief), belief.mean, self.home())
+        return jnp.where(self.changed(belief), belief.mean, 0.0)
 
     def changed(self, belief: WorldBelief) -> Bool[Array, " latent"]:
         """Which parts of m are `significance` standard deviations away from home."""
-        away = (belief.mean - self.home()) ** 2
-        return away > self.significance**2 * jnp.diagonal(belief.covariance)
+        return belief.mean**2 > self.significance**2 * jnp.diagonal(belief.covariance)
 
 
 def around(model: Any, **settings: Any) -> WorldsDynamics:
