@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venv-cross
-EXTRAS := mujoco,minari,plot,hpo,onnx,tensorboard,dev
+EXTRAS := mujoco,minari,plot,hpo,ray,onnx,tensorboard,dev
 PIP_FLAGS := --quiet --disable-pip-version-check
 
 .PHONY: demo test test-slow test-cross check bench docs clean

@@ -1,6 +1,6 @@
 """The belief over worlds along two episodes: an actuator that fails at step 500, and a slope.
 
-python benchmarks/belief_figure.py PRIOR_RUN ENSEMBLE_RUN --out docs/images/worlds-belief.svg
+python benchmarks/belief_figure.py PRIOR_RUN ENSEMBLE_RUN --out docs/images/worlds-belief.png
 """
 
 import argparse

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 
+from refplan.errors import RefplanError
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
 
 
@@ -49,6 +50,17 @@ class AbstractPrior(AbstractPolicy):
     def under(self, hypothesis: Any) -> "AbstractPrior":
         """The prior as it is in one possible world of a model; most priors know only the world of their data."""
         return self
+
+
+def prior_bound(prior: Any, name: str) -> Action:
+    """The action bound a prior was trained in."""
+    bound = getattr(prior, name, None)
+    bound = getattr(getattr(prior, "policy", None), name, None) if bound is None else bound
+    if bound is None:
+        raise RefplanError(
+            f"the prior ({type(prior).__name__}) does not say its action bounds; give the planner low=... and high=..."
+        )
+    return jnp.asarray(bound, jnp.float32)
 
 
 class RandomAgent(AbstractAgent):

@@ -162,6 +162,22 @@ def evaluate(
     return run.result(name or type(agent).__name__, seeds, time.perf_counter() - begun)
 
 
+def check_agent(agent: AbstractAgent, name: str, task: Task) -> None:
+    """One abstract call finds an agent of the wrong sizes before anything is trained or simulated."""
+    obs = jax.ShapeDtypeStruct((task.obs_dim,), jnp.float32)
+    try:
+        action, _ = jax.eval_shape(lambda o: agent.act(agent.start(), o, jr.key(0)), obs)
+    except (TypeError, ValueError) as error:
+        detail = str(error).splitlines()[0]
+        raise RefplanError(
+            f"agent '{name}' does not accept the {task.obs_dim}-dimensional observations of {task.name} ({detail})."
+        ) from None
+    if action.shape != (task.action_dim,):
+        raise RefplanError(
+            f"agent '{name}' gives actions of shape {action.shape}; {task.name} needs ({task.action_dim},)."
+        )
+
+
 def episode_seeds(key: Key, episodes: int) -> tuple[int, ...]:
     """One environment seed per episode; the first ones stay the same when more are asked for."""
     draw = jax.vmap(lambda e: jr.randint(jr.fold_in(key, e), (), 0, 2**31 - 1))

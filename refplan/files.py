@@ -9,11 +9,13 @@ Weights are safetensors: named arrays plus a JSON header, no code. Two uses:
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import importlib
 import inspect
 import json
 import os
+import re
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -35,21 +37,55 @@ _FUNCTIONS = {"relu": jax.nn.relu, "swish": jax.nn.swish, "tanh": jnp.tanh, "gel
 
 
 @contextlib.contextmanager
+def writing(path: str | Path) -> Generator[None]:
+    """Whatever keeps `path` from being written becomes an error a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RefplanError(f"{path}: cannot be written ({reason}).{_ADVICE.get(error.errno or 0, '')}") from None
+
+
+_FULL = " Make room there and run the same command again; what was saved before is whole."
+_FORBIDDEN = " Choose a place you may write to."
+_IN_THE_WAY = " A file or folder of that name is in the way; choose another name."
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _IN_THE_WAY),
+}
+
+
+@contextlib.contextmanager
 def atomic_path(path: str | Path) -> Generator[Path]:
     """Yield a temporary path beside `path`; on success it is flushed to disk and renamed over `path`."""
     path = Path(path)
+    with writing(path):
+        temporary = _temporary_beside(path)
+        try:
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _temporary_beside(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return Path(name)
+
+
+def check_writable(path: str | Path) -> None:
+    """Find out now, not after hours of work, that a file cannot be made here."""
+    path = Path(path)
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _temporary_beside(path).unlink()
 
 
 def _umask() -> int:
@@ -75,12 +111,22 @@ def sha256(path: str | Path) -> str:
 
 def save_arrays(path: str | Path, arrays: dict[str, Any], header: dict[str, Any]) -> None:
     """Named arrays and a JSON header in one safetensors file."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     meta = {"refplan": json.dumps({"format": FORMAT, "version": __version__, **header})}
     with atomic_path(path) as temporary:
-        save_file(plain, str(temporary), metadata=meta)
+        try:
+            save_file(plain, str(temporary), metadata=meta)
+        except SafetensorError as error:
+            raise _as_os_error(error) from None
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """safetensors tells of a full disk in words only: `... I/O error: No space left on device (os error 28)`."""
+    number = int((re.search(r"os error (\d+)", str(error)) or [0, 0])[1])
+    return OSError(number, os.strerror(number)) if number else OSError(str(error))
 
 
 def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from refplan.errors import MissingExtraError, RefplanError
-from refplan.files import write_text
+from refplan.files import write_text, writing
 
 Row = dict[str, float]
 
@@ -46,7 +46,7 @@ class CsvLog(AbstractLog):
             self._open(["step", *row])
         if set(row) != set(self.columns) - {"step"}:
             raise RefplanError(f"{self.path}: metrics changed from {self.columns[1:]} to {list(row)} during a run.")
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
+        with writing(self.path), open(self.path, "a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow([step, *(repr(float(row[c])) for c in self.columns[1:])])
 
     def _open(self, columns: list[str]) -> None:

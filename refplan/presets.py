@@ -59,22 +59,28 @@ def with_settings(thing: T, changes: Mapping[str, Any]) -> T:
     `with_settings(CQL(), {"weight": 5.0, "sac.batch_size": "128", "sac.hidden": "256,256"})`
     """
     known = settings_of(thing)
+    nested: dict[str, Any] = {}
     for name, value in changes.items():
         if name not in known:
             raise unknown_name(f"setting of {type(thing).__name__}", name, known)
-        thing = _replaced(thing, name.split("."), _as_type_of(known[name], value, name))
-    return thing
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = as_type_of(known[name], value, name)
+    return _replaced(thing, nested)
 
 
-def _replaced(thing: Any, path: list[str], value: Any) -> Any:
-    first, *rest = path
-    try:
-        return dataclasses.replace(thing, **{first: _replaced(getattr(thing, first), rest, value) if rest else value})
-    except ValueError:
-        raise RefplanError(f"'{first}' of {type(thing).__name__} follows from its other settings.") from None
+def _replaced(thing: Any, changes: dict[str, Any]) -> Any:
+    """All changes of one object at once: it is checked as a whole, so that the order they were given in is nothing."""
+    fixed = [field.name for field in dataclasses.fields(thing) if not field.init and field.name in changes]
+    if fixed:
+        raise RefplanError(f"'{fixed[0]}' of {type(thing).__name__} follows from its other settings.")
+    values = {n: _replaced(getattr(thing, n), v) if isinstance(v, dict) else v for n, v in changes.items()}
+    return dataclasses.replace(thing, **values) if values else thing
 
 
-def _as_type_of(example: Any, value: Any, name: str) -> Any:
+def as_type_of(example: Any, value: Any, name: str) -> Any:
     """`value` as the type of `example`, the setting's present value."""
     if isinstance(example, bool):
         return _bool(value, name)

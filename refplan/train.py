@@ -5,6 +5,7 @@ function of the key and `i`, and checkpoints hold the state and `i`, so a resume
 for bit.
 """
 
+import os
 import signal
 import threading
 import time
@@ -121,6 +122,7 @@ def fit(
     caller does not say, and may stop earlier. The stages of a staged learner follow each other, each in a folder of its
     own; `steps` and `every` then speak of the first.
     """
+    check_sizes(learner)
     key_fit, key_held, key_next = jr.split(key, 3)
     if isinstance(learner, AbstractReviewingLearner):
         usual_every, usual_steps = learner.schedule(data)
@@ -137,6 +139,31 @@ def fit(
     following = learner.following(result)
     folder = None if folder is None else folder / type(following).__name__.lower()
     return fit(following, data, held, key=key_next, folder=folder, logs=logs, save_seconds=save_seconds, show=show)
+
+
+# Settings that count something: with none of it there is nothing to train.
+_COUNTS = (
+    "batch_size",
+    "critics",
+    "decoder_batch",
+    "epochs",
+    "hidden",
+    "lanes",
+    "latent",
+    "length",
+    "members",
+    "memory",
+)
+
+
+def check_sizes(learner: AbstractLearner) -> None:
+    """Sizes of at least 1 and rates above 0; a network of no width fails in ways that say nothing."""
+    for name, value in settings_of(learner).items():
+        last, values = name.rpartition(".")[2], np.ravel(value) if not isinstance(value, str) else np.zeros(0)
+        if last in _COUNTS and (values < 1).any():
+            raise RefplanError(f"setting '{name}' of {type(learner).__name__} must be at least 1, got {value}.")
+        if (last == "rate" or last.endswith("_rate")) and (values < 0).any():
+            raise RefplanError(f"setting '{name}' of {type(learner).__name__} must not be negative, got {value}.")
 
 
 def _train(run: "_Run", held: Dataset | None, show: bool | None) -> Any:
@@ -280,6 +307,8 @@ class Interrupts:
         if self.seen:
             raise KeyboardInterrupt
         self.seen = True
+        # Not `print`: a signal may come in the middle of one.
+        os.write(2, b"\nstopping after the running chunk of updates, which is saved; again: at once, without it\n")
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():

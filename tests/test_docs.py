@@ -37,7 +37,26 @@ SMALLER = (
     (r"--snapshot-every \d+", "--snapshot-every 48"),
     (r"--rows \d+", "--rows 200"),
     (r"--segments \d+", "--segments 8"),
+    (r"--critic-steps \d+", "--critic-steps 2"),
+    (r"--set epochs=\d+", "--set epochs=1"),
+    (r"rp\.(IQL|BC)\(\)", r"rp.\1(hidden=(16, 16))"),
+    (r"rp\.EDAC\(\)", "rp.EDAC(sac=rp.SAC(hidden=(16, 16)))"),
+    (r"rp\.Ensemble\(\)", "rp.Ensemble(members=2, elites=2, hidden=(16, 16))"),
+    (r"rp\.Ensemble\(members=3, elites=2\)", "rp.Ensemble(members=3, elites=2, hidden=(16, 16))"),
 )
+# Settings of what `refplan fit` and `refplan run` train, where the page itself does not give them.
+SMALL_SAC = {"hidden": "16,16", "batch_size": "32"}
+SMALL_SETTINGS = {
+    "bc": {"hidden": "16,16"},
+    "iql": {"hidden": "16,16"},
+    "cql": {f"sac.{name}": value for name, value in SMALL_SAC.items()},
+    "edac": {f"sac.{name}": value for name, value in SMALL_SAC.items()},
+    "mopo": {**{f"sac.{name}": value for name, value in SMALL_SAC.items()}, "imagined.starts": "20"},
+    "combo": {**{f"cql.sac.{name}": value for name, value in SMALL_SAC.items()}, "imagined.starts": "20"},
+    "maple": {**{f"sac.{name}": value for name, value in SMALL_SAC.items()}, "imagined.starts": "20", "memory": "16"},
+    "ensemble": {"members": "2", "elites": "2", "hidden": "16,16"},
+    "belief": {"members": "2", "elites": "2", "hidden": "16,16", "memory": "16", "lanes": "8", "length": "10"},
+}
 HORIZON = 60
 
 
@@ -65,6 +84,25 @@ def smaller(text: str) -> str:
     for pattern, small in SMALLER:
         text = re.sub(pattern, small, text)
     return text
+
+
+def with_small_settings(words: list[str]) -> list[str]:
+    """A training command with `SMALL_SETTINGS`, but for those the page sets itself."""
+    said = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word.startswith("--")}
+    if words[0] == "fit":
+        trained = {"--set": said.get("--method", "iql") if words[1] == "prior" else said.get("--model", "ensemble")}
+    elif words[0] == "run":
+        plans = {"loop", "mppi", "refplan"} & set(said.get("--planners", "loop").split(","))
+        trained = {} if "--policy" in said else {"--set-prior": said.get("--prior", "iql")}
+        trained |= {"--set-model": "ensemble"} if plans else {}
+    else:
+        return words
+    added = []
+    for option, thing in trained.items():
+        given = {pair.split("=")[0] for at, pair in enumerate(words) if words[at - 1] == option}
+        small = {name: value for name, value in SMALL_SETTINGS.get(thing, {}).items() if name not in given}
+        added += [word for name, value in small.items() for word in (option, f"{name}={value}")]
+    return [*words, *added]
 
 
 RUNNABLE = [page for page in PAGES if any(b.kind in ("python", "console") for b in blocks_of(page))]
@@ -103,7 +141,7 @@ def run_console(block: Block, capsys) -> None:
         following = commands[number + 1] if number + 1 < len(commands) else None
         expected = int(following[1][0]) if following and following[0] == "echo $?" else 0
         capsys.readouterr()
-        code = main(shlex.split(smaller(command))[1:])
+        code = main(with_small_settings(shlex.split(smaller(command))[1:]))
         said = capsys.readouterr()
         assert code == expected, f"{name_of(block.page)}: '{command}' ended with {code}\n{said.out}{said.err}"
         if block.checked:
@@ -135,6 +173,7 @@ def lay_out_policies(folder: Path) -> None:
         shutil.copy(fixtures / theirs, folder / ours)
     rows = np.random.default_rng(0).normal(size=(20, 5))
     flags = {"terminated": np.zeros(20, bool), "truncated": np.arange(20) == 19}
+    flags |= {"action_low": [-2.0, -0.5], "action_high": [1.0, 0.75]}  # those of sac.zip
     np.savez(folder / "training_data.npz", observations=rows, actions=np.zeros((20, 2)), rewards=np.zeros(20), **flags)
     write_onnx(folder / "policy.onnx", observation=11, action=3)
 
@@ -152,6 +191,19 @@ def write_onnx(path: Path, observation: int, action: int) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, str(path))
+
+
+def commands_shown(page: Path) -> list[str]:
+    """The commands of the blocks that are not executed."""
+    lines = [line for block in blocks_of(page) if block.kind in ("", "text") for line in block.body.splitlines()]
+    return [line.split("#")[0] for line in lines if re.match(r"refplan [a-z]+ ", line) and "..." not in line]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_shown(page)], ids=name_of)
+def test_commands_that_are_only_shown_exist(page):
+    for command in commands_shown(page):
+        args, unknown = build_parser().parse_known_args(shlex.split(command)[1:])
+        assert hasattr(args, "run") and not unknown, f"{name_of(page)}: {command}"
 
 
 def test_a_wrong_output_is_noticed():
@@ -198,12 +250,13 @@ def test_every_command_is_described(command):
     assert re.search(rf"^\| `{command}` \| .+ \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
 
 
-def test_every_prior_and_model_has_a_page_with_the_same_headings():
+def test_every_method_has_a_page_with_the_same_headings():
     from refplan.dynamics import MODELS
+    from refplan.planners import PLANNERS
     from refplan.priors import PRIORS
 
     wanted = ["Idea", "Equations", "Departures from the paper", "Metrics", "Command", "Numbers"]
-    for method in (*PRIORS, *MODELS):
+    for method in (*PRIORS, *MODELS, *(name for name in PLANNERS if name != "critic")):  # the control is no method
         text = (ROOT / "docs" / "methods" / f"{method}.md").read_text(encoding="utf-8")
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == wanted, method
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from refplan.dynamics.ensemble import Ensemble
 from refplan.errors import RefplanError
 from refplan.presets import robot_and_kind, with_settings
 from refplan.priors import PRIORS
@@ -201,6 +202,18 @@ def test_settings_are_changed_by_name_and_read_as_their_type():
 def test_bad_settings_are_refused_by_name(changes, message):
     with pytest.raises(RefplanError, match=re.escape(message)):
         with_settings(CQL(), changes)
+
+
+def test_settings_that_only_fit_together_are_checked_together():
+    for order in (("members", "elites"), ("elites", "members")):
+        small = with_settings(Ensemble(), {name: {"members": "2", "elites": "2"}[name] for name in order})
+        assert (small.members, small.elites) == (2, 2)
+        large = with_settings(small, {name: {"members": 9, "elites": 8}[name] for name in order})
+        assert (large.members, large.elites) == (9, 8)
+    with pytest.raises(RefplanError, match="elites"):
+        with_settings(Ensemble(), {"members": 2, "elites": 3})
+    with pytest.raises(RefplanError, match="elites"):
+        with_settings(Ensemble(), {"members": 2})  # its five elites stay
 
 
 def test_what_follows_from_other_settings_cannot_be_set():

@@ -6,11 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import gymnasium as gym
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
 
+from refplan.agent import RandomAgent
 from refplan.cli import main
+from refplan.collect.rollout import roll_out
+from refplan.data.hdf5 import save_hdf5
+from refplan.data.sources import load
+from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError
 from refplan.experiments.line import Plan
 from refplan.experiments.workshop import Workshop, digest_inputs
@@ -18,6 +27,9 @@ from refplan.report.summary import summarise
 from refplan.store import load_run, read_results
 
 pytest.importorskip("mujoco")
+POLICIES = Path(__file__).parent / "fixtures" / "policies"
+SMALL_MODEL = ["--set-model", "members=2", "--set-model", "elites=2", "--set-model", "hidden=16,16"]
+SMALL_MODEL += ["--set-model", "epochs=1", "--set-planner", "plans=8"]
 TINY = ["--steps", "20", "--episodes", "1", "--set-prior", "hidden=8,8", "--set-prior", "batch_size=16"]
 
 
@@ -67,7 +79,8 @@ def test_inputs_are_told_apart():
 def test_which_models_a_plan_needs():
     assert Plan(planners=("prior", "critic")).models == ()
     assert Plan(planners=("prior", "loop")).models == ("ensemble",)
-    assert set(Plan(planners=("loop", "refplan")).models) == {"ensemble", "belief"}
+    assert Plan(planners=("loop", "refplan")).models == ("ensemble",)  # worlds are made around it
+    assert set(Plan(planners=("loop", "refplan"), belief="belief").models) == {"ensemble", "belief"}
     assert Plan(method="mopo", planners=("prior",)).models == ("ensemble",)
     with pytest.raises(RefplanError, match="unknown planner 'lop'"):
         Plan(planners=("lop",))
@@ -92,36 +105,94 @@ def test_the_command_makes_a_run_folder_and_repeats_nothing(tmp_path, capsys):
     assert sorted({row["seed"] for row in both}) == [0, 1]
 
 
-def test_a_foreign_policy_gets_a_critic_and_is_planned_with(tmp_path, capsys):
-    from pathlib import Path
+class Slide(gym.Env):
+    """Five numbers pushed by two: the sizes and bounds of the Stable-Baselines3 file among the fixtures."""
 
-    policy = next((Path(__file__).parent / "fixtures" / "policies").glob("*hopper*.zip"), None)
-    if policy is None:
-        from refplan.files import save_module
-        from refplan.priors.policy import from_bundled
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    action_space = gym.spaces.Box(np.float32([-2.0, -0.5]), np.float32([1.0, 0.75]))
+    push = np.random.default_rng(0).normal(size=(2, 5)) / 5
 
-        policy = tmp_path / "policy.safetensors"
-        save_module(policy, from_bundled("hopper"))
-    command = ["run", "hopper-medium-replay-tiny", "--policy", str(policy), "--planners", "prior,critic"]
-    assert main([*command, "--critic-steps", "10", "--episodes", "1", "--out", str(tmp_path / "run")]) == 0
-    assert "+ critic" in capsys.readouterr().out
-    assert load_run(tmp_path / "run")["prior"].critics is not None
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = self.np_random.normal(size=5)
+        return self.at.astype(np.float32), {}
+
+    def step(self, action):
+        self.at = 0.9 * self.at + action @ self.push
+        return self.at.astype(np.float32), -float(self.at @ self.at), False, False, {}
+
+
+@pytest.fixture
+def slide(tmp_path):
+    """The environment's id, registered, and a file of logs from it."""
+    gym.register("Slide-v0", Slide, max_episode_steps=12)
+    task = find_task("Slide-v0")
+    agent = RandomAgent(jnp.asarray(task.low), jnp.asarray(task.high))
+    save_hdf5(roll_out(agent, task, 120, key=jr.key(0), name="slide", recipe="random actions"), tmp_path / "logs.hdf5")
+    yield tmp_path / "logs.hdf5"
+    gym.registry.pop("Slide-v0")
+
+
+def test_a_policy_of_another_library_is_made_better(slide, tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["run", str(slide), "--policy", str(POLICIES / "sb3_sac.zip"), "--planners", "prior,loop"]
+    sizes = ["--critic-steps", "5", "--episodes", "2", *SMALL_MODEL]
+    assert main([*command, *sizes, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "sb3_sac.zip + loop" in said and "[6/6] evaluation-loop" in said
+    rows = read_results(out / "results.csv")
+    assert [(row["prior"], row["planner"]) for row in rows] == [("sb3_sac.zip", "none"), ("sb3_sac.zip", "loop")]
+    assert rows[0]["returns"] != rows[1]["returns"], "planning acts otherwise"
+    # the policy in the folder is the file's own, to the last bit of what the library itself answered
+    record = json.loads((POLICIES / "actions.json").read_text())["sb3_sac.zip"]
+    prior = load_run(out)["prior"]
+    actions = [prior.act(prior.start(), jnp.asarray(obs), jr.key(0))[0] for obs in record["observations"]]
+    np.testing.assert_allclose(actions, record["actions"], atol=1e-5)
+    assert prior.critics is not None
+    assert main([*command, *sizes, "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("there already") == 6
+    # the same file where other actions are allowed
+    wrong = dict(np.load(_as_npz(slide, tmp_path / "other.npz")))
+    np.savez(tmp_path / "other.npz", **{**wrong, "action_low": [-1.0, -1.0], "action_high": [1.0, 1.0]})
+    assert main(["run", str(tmp_path / "other.npz"), *command[2:], "--out", str(tmp_path / "x")]) == 2
+    assert "acts between [-2.0, -0.5] and [1.0, 0.75], but actions of other lie between" in capsys.readouterr().err
+
+
+def _as_npz(source, path):
+    """The logs without their environment, actions made to fit [-1, 1]."""
+    data = load(source)
+    arrays = {"observations": data.observations, "actions": np.clip(data.actions, -1, 1), "rewards": data.rewards}
+    np.savez(path, **arrays, terminated=data.terminated, truncated=data.truncated, name="other")
+    return path
+
+
+def test_an_onnx_policy_is_kept_in_the_run_folder(slide, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    from test_docs import write_onnx
+
+    write_onnx(tmp_path / "policy.onnx", observation=5, action=2)
+    command = ["run", str(slide), "--policy", str(tmp_path / "policy.onnx"), "--planners", "prior,critic"]
+    assert main([*command, "--critic-steps", "5", "--episodes", "2", "--out", str(tmp_path / "run")]) == 0
+    assert "policy.onnx + critic" in capsys.readouterr().out
+    (tmp_path / "policy.onnx").unlink()
+    prior = load_run(tmp_path / "run")["prior"]
+    weight = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    obs = np.linspace(-0.3, 0.4, 5, dtype=np.float32)
+    expected = np.clip(np.tanh(obs @ weight), [-2.0, -0.5], [1.0, 0.75])
+    np.testing.assert_allclose(prior.act(prior.start(), jnp.asarray(obs), jr.key(0))[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--prior", "iql", "--policy", "x.zip"], "give one of them"),
-        (["--planners", "prior,lop"], "unknown planner 'lop'"),
-        (["--seeds", "0"], "must be at least 1"),
         (["--policy", "nothing.zip"], "no such file"),
-        (["--prior", "cqll"], "cqll"),
         (["--set-prior", "hidden"], "NAME=VALUE"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, capsys, options, message):
     assert main(["run", "hopper-medium-replay-tiny", "--out", str(tmp_path), *TINY[:4], *options]) != 0
-    assert message in capsys.readouterr().err
+    assert message in capsys.readouterr().err  # more of them in test_errors.py
 
 
 def test_the_summary_pools_seeds():
@@ -138,10 +209,8 @@ def test_the_summary_pools_seeds():
 @pytest.mark.slow
 def test_killed_anywhere_it_ends_with_the_same_numbers(tmp_path):
     def command(out):
-        small = ["--set-model", "members=2", "--set-model", "elites=2", "--set-model", "hidden=16,16"]
-        small += ["--set-model", "epochs=1", "--set-planner", "plans=8"]
         planners = ["--planners", "prior,loop", "--out", str(out)]
-        return [sys.executable, "-m", "refplan", "run", "hopper-medium-replay-tiny", *planners, *small, *TINY]
+        return [sys.executable, "-m", "refplan", "run", "hopper-medium-replay-tiny", *planners, *SMALL_MODEL, *TINY]
 
     whole = tmp_path / "whole"
     subprocess.run(command(whole), check=True, capture_output=True)

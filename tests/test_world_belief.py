@@ -11,6 +11,7 @@ import pytest
 
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Meta
+from refplan.dynamics.adapted import Adapted, Reflecting
 from refplan.dynamics.base import AbstractMarkovDynamics, AbstractTermination, NeverTerminates, Outcome
 from refplan.dynamics.ensemble import Ensemble
 from refplan.dynamics.relabel import draw_gains, with_gains
@@ -21,7 +22,6 @@ from refplan.files import load_module, save_module
 from refplan.planners.loop import LOOP
 from refplan.planners.presets import make_planner
 from refplan.planners.refplan import RefPlan
-from refplan.priors.adapted import Adapted, Reflecting
 from refplan.train import fit
 from refplan.types import Transition
 from tests.models import LinearPrior

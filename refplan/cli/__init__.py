@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from refplan.cli import bench, data, demo, diagnose, evaluate, fit, plot, report, run, tune, worlds
+from refplan.cli import bench, data, demo, diagnose, evaluate, fit, plot, report, reproduce, run, tune, worlds
 from refplan.errors import RefplanError
 
-COMMANDS = (demo, run, data, fit, diagnose, evaluate, tune, plot, report, worlds, bench)
+COMMANDS = (demo, run, data, fit, diagnose, evaluate, tune, reproduce, plot, report, worlds, bench)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,22 +76,39 @@ def _run(args: argparse.Namespace) -> int:
         print(f"refplan: error: {error}", file=sys.stderr)
         return 130 if type(error).__name__ == "Interrupted" else 2
     except KeyboardInterrupt:
-        print("refplan: interrupted.", file=sys.stderr)
+        print(f"refplan: interrupted.{_how_to_resume(args)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader went away (`refplan ... | head`); keep Python from complaining again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        print(f"refplan: error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"refplan: error: {where}{error.strerror or error}.", file=sys.stderr)
         return 2
+
+
+def _how_to_resume(args: argparse.Namespace) -> str:
+    """Commands that keep what they have made name the option that says where (`kept_in`)."""
+    kept_in = getattr(args, getattr(args, "kept_in", ""), None)
+    return f" What is finished is kept in {kept_in}; run the same command again to go on." if kept_in else ""
 
 
 def _use_compilation_cache() -> None:
     """Compiled programs are kept between processes; JAX reads these when it is first imported."""
     from refplan.cache import cache_folder
 
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(cache_folder()) / "xla"))
+    folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "xla")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:  # JAX would warn at every single program
+        print(f"refplan: note: {folder} cannot be written, so every command compiles anew (REFPLAN_CACHE names another "
+              "folder).", file=sys.stderr)  # fmt: skip
+        return
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from refplan.agent import AbstractAgent, AbstractPolicy, AbstractPrior, RandomAgent, Sampled
 from refplan.dynamics.base import AbstractDynamics
 from refplan.errors import RefplanError
+from refplan.evaluation import check_agent
 from refplan.planners.base import AbstractPlanner
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class PlannerChoice(NamedTuple):
     model: str | None  # a run folder; None: the prior's own
     preset: str
     changes: dict[str, str]
+    worlds: bool = False  # whether to believe in worlds around the model
 
 
 def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> AbstractPlanner:
@@ -33,7 +35,7 @@ def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> Abstr
             "or train a prior that has critics (iql, cql, edac, mopo, combo, maple)."
         )
     labels = result_labels(source)
-    options = {"preset": choice.preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
+    options: dict[str, Any] = {"preset": choice.preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
     model = None if choice.name == "critic" else model_of_run(choice, source)
     return make_planner(choice.name, prior, model, changes=choice.changes, **options)
 
@@ -44,23 +46,30 @@ def model_of_run(choice: PlannerChoice, source: str) -> AbstractDynamics:
 
     folder = Path(choice.model or source)
     parts = load_run(folder) if folder.is_dir() else {}
-    wanted = ("belief", "model", "ensemble") if choice.name == "refplan" else ("ensemble", "model", "belief")
+    plain = choice.worlds or choice.name != "refplan"
+    wanted = ("ensemble", "model", "belief") if plain else ("worlds", "belief", "model", "ensemble")
     for part in wanted:
         if isinstance(parts.get(part), AbstractDynamics):
-            return parts[part]
+            return _with_worlds(parts[part]) if choice.worlds else parts[part]
     raise RefplanError(
         f"{folder}: no model of the world in it. Train one with 'refplan fit dynamics DATA --out {folder}', "
         "or name another run folder with --model."
     )
 
 
+def _with_worlds(model: AbstractDynamics) -> AbstractDynamics:
+    from refplan.dynamics.worlds import WorldsDynamics, around
+
+    return model if isinstance(model, WorldsDynamics) else around(model)
+
+
 def find_agent(name: str, task: "Task", sampled: bool = False, planner: PlannerChoice | None = None) -> AbstractAgent:
     """`random`, a bundled policy's name, a policy file, or a run folder holding one agent."""
     agent = _find(name, task)
-    _check_sizes(agent, name, task)
+    check_agent(agent, name, task)
     if planner is not None:
         agent = plan_with(agent, name, planner)
-        _check_sizes(agent, name, task)
+        check_agent(agent, name, task)
     if not sampled:
         return agent
     if not isinstance(agent, AbstractPolicy):
@@ -96,24 +105,6 @@ def _from_run(path: Path) -> AbstractAgent:
     raise RefplanError(f"{path}: holds {', '.join(parts) or 'nothing'}; no single agent to evaluate among them.")
 
 
-def _check_sizes(agent: AbstractAgent, name: str, task: "Task") -> None:
-    """One abstract call finds a policy of the wrong size before any episode starts."""
-    import jax
-
-    obs = jax.ShapeDtypeStruct((task.obs_dim,), jnp.float32)
-    try:
-        action, _ = jax.eval_shape(lambda o: agent.act(agent.start(), o, jax.random.key(0)), obs)
-    except (TypeError, ValueError) as error:
-        detail = str(error).splitlines()[0]
-        raise RefplanError(
-            f"agent '{name}' does not accept the {task.obs_dim}-dimensional observations of {task.name} ({detail})."
-        ) from None
-    if action.shape != (task.action_dim,):
-        raise RefplanError(
-            f"agent '{name}' gives actions of shape {action.shape}; {task.name} needs ({task.action_dim},)."
-        )
-
-
 def result_labels(name: str, agent: AbstractAgent | None = None, choice: PlannerChoice | None = None) -> dict[str, Any]:
     """What a result row says about an agent: data, method and preset of a run folder, the numbers of a planner."""
     labels: dict[str, Any] = {"prior": name, "planner": "none", "settings": {}}
@@ -128,7 +119,8 @@ def result_labels(name: str, agent: AbstractAgent | None = None, choice: Planner
     if choice is not None and isinstance(agent, AbstractPlanner):
         from refplan.planners.presets import planner_settings_of
 
-        model = {"model": Path(choice.model).name} if choice.model else {}
+        model: dict[str, Any] = {"model": Path(choice.model).name} if choice.model else {}
+        model |= {"worlds": True} if choice.worlds else {}
         planned = {"planner_preset": choice.preset, **model, **planner_settings_of(agent)}
         labels |= {"planner": choice.name, "settings": {**labels["settings"], **planned}}
     return labels

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_json, print_pairs
+from refplan.cli.common import add_json, add_seed, count, print_json, print_pairs
 
 KINDS = ("random", "medium", "medium-replay", "medium-expert", "full-replay", "expert")
 
@@ -26,11 +26,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--kind", choices=KINDS, help="with --policy sac: what to make of the run (default full-replay)"
     )
-    parser.add_argument("--steps", type=int, default=100_000, help="environment steps of the run, or of the rollouts")
-    parser.add_argument("--rows", type=int, help="with --policy sac: transitions of rollout kinds (default --steps)")
-    parser.add_argument("--lanes", type=int, default=8, help="environments side by side (default 8)")
+    parser.add_argument("--steps", type=count, default=100_000, help="environment steps of the run, or of the rollouts")
+    parser.add_argument("--rows", type=count, help="with --policy sac: transitions of rollout kinds (default --steps)")
+    parser.add_argument("--lanes", type=count, default=8, help="environments side by side (default 8)")
     parser.add_argument("--warmup", type=int, default=5000, help="first steps with uniformly random actions")
-    parser.add_argument("--snapshot-every", type=int, default=10_000, metavar="STEPS")
+    parser.add_argument("--snapshot-every", type=count, default=10_000, metavar="STEPS")
     parser.add_argument("--run-folder", help="where the online run is kept (default: OUT with the ending .sac)")
     parser.add_argument("--deterministic", action="store_true", help="execute mean instead of sampled actions (FILE)")
     parser.add_argument("--out", required=True, metavar="X.hdf5")
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from refplan.data.hdf5 import save_hdf5
     from refplan.data.tasks import task
     from refplan.errors import RefplanError
+    from refplan.files import check_writable
 
     out = Path(args.out)
     if out.suffix not in (".hdf5", ".h5"):
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind and args.policy != "sac":
         raise RefplanError(f"--kind {args.kind} is made from an online run; it needs --policy sac.")
     world = task(args.env)
+    check_writable(out)
     data = _collect(args, world, out, jr.key(args.seed))
     save_hdf5(data, out)
     scores = world.score(data.returns)

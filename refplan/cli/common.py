@@ -16,6 +16,17 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="everything random follows from it (default 0)")
 
 
+def count(text: str) -> int:
+    """A whole number of at least 1, for options that say how many."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got '{text}'") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def show(what: Any) -> None:
     """Print something of rich's; a pipe has no width of its own, and a table cut at 80 columns would lose numbers."""
     from rich.console import Console

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from refplan.cli import collect
-from refplan.cli.common import add_json, print_json, show
+from refplan.cli.common import add_json, count, print_json, show
 
 
 def add(commands_above: Any) -> None:
@@ -15,8 +15,8 @@ def add(commands_above: Any) -> None:
     info = commands.add_parser("info", help="what a dataset holds and where it came from")
     check = commands.add_parser("check", help="everything wrong and notable; exit code 1 if anything is wrong")
     check.add_argument("--replay", action="store_true", help="also replay logged actions in the simulator")
-    check.add_argument("--steps", type=int, default=50, help="steps per replayed segment (default %(default)s)")
-    check.add_argument("--segments", type=int, default=100, help="replayed segments (default %(default)s)")
+    check.add_argument("--steps", type=count, default=50, help="steps per replayed segment (default %(default)s)")
+    check.add_argument("--segments", type=count, default=100, help="replayed segments (default %(default)s)")
     check.add_argument("--seed", type=int, default=0, help="which segments (default %(default)s)")
     for command in (info, check):
         command.add_argument("dataset", help="bundled or D4RL name, Minari id, .hdf5 or .npz path, Minari folder")

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from refplan.cli.common import count
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
@@ -13,28 +15,35 @@ def add(commands: Any) -> None:
         "on the same episodes. Kept in the run folder: the same command again shows it at once.",
     )
     parser.add_argument("--out", default="runs/demo", metavar="FOLDER", help="the run folder (default %(default)s)")
-    # RefPlan needs a belief model trained for longer than a demo lasts: in these minutes it does harm.
-    parser.add_argument("--planners", default="prior,loop", help="separated by commas (default %(default)s)")
-    parser.add_argument("--episodes", type=int, default=5)
-    parser.add_argument("--seeds", type=int, default=1, help="how often everything is done anew (default 1)")
+    parser.add_argument("--planners", default="prior,loop,refplan", help="separated by commas (default %(default)s)")
+    parser.add_argument(
+        "--also-in",
+        default="halfcheetah-steep",
+        metavar="TASKS",
+        help="worlds the data did not show, by commas (default %(default)s; empty: none)",
+    )
+    parser.add_argument("--episodes", type=count, default=5)
+    parser.add_argument("--seeds", type=count, default=1, help="how often everything is done anew (default 1)")
     parser.add_argument("--quick", action="store_true", help="a minute, with too little training to gain anything")
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, kept_in="out")
 
 
 def run(args: argparse.Namespace) -> int:
     """`refplan run` with settings for a few minutes."""
-    from refplan.cli.run import carry_out
+    from refplan.cli.run import carry_out, planner_names
     from refplan.experiments.line import Plan
 
     plan = Plan(
         method="cql",
-        planners=tuple(args.planners.split(",")),
+        planners=planner_names(args.planners),
         episodes=args.episodes,
         prior_steps=50 if args.quick else 10_000,
         model_settings=_model_settings(args.quick),
-        planner_settings=(("latents", "2"), *((("plans", "10"),) if args.quick else ())),
+        planner_settings=(("latents", "1"), *((("plans", "10"),) if args.quick else ())),
+        elsewhere=planner_names(args.also_in),
     )
-    print("HalfCheetah, 1000 steps per episode; a policy learned from bundled data, alone and with planning on top.")
+    print("HalfCheetah, 1000 steps per episode: a policy learned from bundled data, alone and with planning on top,")
+    print("in the world of the data and in one that it did not show.")
     carry_out(plan, "halfcheetah-medium-replay-mini", args.out, args.seeds)
     return 0
 

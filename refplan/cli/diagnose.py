@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refplan.cli.common import add_json, add_seed, print_json
+from refplan.cli.common import add_json, add_seed, count, print_json
 
 if TYPE_CHECKING:
     from refplan.agent import AbstractAgent
@@ -28,9 +28,9 @@ def add(commands: Any) -> None:
         default=[],
         help="also judge on episodes of this world, e.g. joint or halfcheetah-hill; repeat or separate by commas",
     )
-    parser.add_argument("--episodes", type=int, default=4, help="episodes per world (default 4)")
-    parser.add_argument("--horizon", type=int, default=10, help="steps to look ahead (default 10)")
-    parser.add_argument("--segments", type=int, default=1024, help="rows to look ahead from (default 1024)")
+    parser.add_argument("--episodes", type=count, default=4, help="episodes per world (default 4)")
+    parser.add_argument("--horizon", type=count, default=10, help="steps to look ahead (default 10)")
+    parser.add_argument("--segments", type=count, default=1024, help="rows to look ahead from (default 1024)")
     parser.add_argument("--out", metavar="FOLDER", help="write diagnosis.json and figures into this folder")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the figures (default png)")
     add_seed(parser)
@@ -46,9 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
     from refplan.agent import AbstractPrior
     from refplan.dynamics.diagnose import diagnose
+    from refplan.files import check_writable
     from refplan.provenance import provenance
 
     begun = time.perf_counter()
+    if args.out:
+        check_writable(Path(args.out) / "diagnosis.json")
     parts = load_parts(args.folder)
     prior = parts.get("prior")
     key_worlds, key = jr.split(jr.key(args.seed))

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_json, print_table
+from refplan.cli.common import add_json, add_seed, count, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -19,7 +19,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--task", action="append", default=[], help="task or Gymnasium id; repeat or separate by commas"
     )
-    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="option of the world, e.g. --env fail_at=500"
+    )
+    parser.add_argument("--episodes", type=count, default=10)
     parser.add_argument("--sampled", action="store_true", help="execute sampled actions instead of the mean")
     add_planner_options(parser)
     parser.add_argument("--video", metavar="FILE", help="write the first episode of the first task as .mp4")
@@ -39,6 +42,11 @@ def add_planner_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("planning")
     group.add_argument("--planner", metavar="NAME", help="critic, mppi, loop or refplan on top of the agent")
     group.add_argument("--model", metavar="FOLDER", help="run folder with the model (default: the agent's own)")
+    group.add_argument(
+        "--worlds",
+        action="store_true",
+        help="believe in worlds around the ensemble (other actuators, ground, pull) and tell the prior which it is in",
+    )
     group.add_argument(
         "--preset", default="default", help="default, fixed (one for all) or paper (per dataset and prior)"
     )
@@ -68,12 +76,12 @@ def planner_choice(args: argparse.Namespace) -> Any:
     changes = {name: getattr(args, name) for name in SHORTCUTS if getattr(args, name) is not None}
     changes |= parse_settings(args.set)
     if args.planner is None:
-        if changes or args.model:
+        if changes or args.model or args.worlds:
             raise RefplanError("these are settings of a planner; name one with --planner, e.g. --planner refplan.")
         return None
     if args.sampled:
         raise RefplanError("--sampled is about a policy alone; a planner weighs sampled actions anyway.")
-    return PlannerChoice(args.planner, args.model, args.preset, changes)
+    return PlannerChoice(args.planner, args.model, args.preset, changes, args.worlds)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
 
     from refplan.cli.agents import find_agent, result_labels
     from refplan.evaluation import evaluate
+    from refplan.files import check_writable
     from refplan.store import append_results, result_row
 
     results, rows = [], []
     choice = planner_choice(args)
+    for place in filter(None, (args.out, args.video)):
+        check_writable(place)
     name = args.agent if choice is None else f"{args.agent} + {choice.name}"
     for number, task in enumerate(_tasks(args)):
         agent = find_agent(args.agent, task, sampled=args.sampled, planner=choice)
@@ -94,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
         result = evaluate(agent, task, args.episodes, key=jr.key(args.seed), video=video, watcher=recorder, name=name)
         results.append(result)
         labels = result_labels(args.agent, agent, choice)
+        labels["settings"] |= {f"env.{name}": value for name, value in task.env_kwargs.items()}
         rows.append(result_row(result, seed=args.seed, **labels))
         if recorder is not None:
             _save_recording(recorder, args, rows[-1], labels)
@@ -128,9 +140,29 @@ def _save_recording(recorder: Any, args: argparse.Namespace, row: dict[str, Any]
 def _tasks(args: argparse.Namespace) -> list[Any]:
     from refplan.cli.agents import default_task
     from refplan.data.tasks import task
+    from refplan.errors import RefplanError
 
     names = [name for group in args.task for name in group.split(",") if name]
-    return [task(name) for name in names] or [default_task(args.agent)]
+    options = env_options(args.env)
+    if options and not names:
+        raise RefplanError("--env is about a world; name it with --task, e.g. --task halfcheetah-joint.")
+    return [task(name, **options) for name in names] or [default_task(args.agent)]
+
+
+def env_options(pairs: list[str]) -> dict[str, Any]:
+    """`["gains=1,1,0", "fail_at=500", "heights=original"]` as numbers, tuples of numbers, or words."""
+    from refplan.cli.fit import parse_settings
+
+    return {name: _value(text) for name, text in parse_settings(pairs, "--env").items()}
+
+
+def _value(text: str) -> Any:
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        numbers = tuple(float(part) for part in parts)
+    except ValueError:
+        return text
+    return numbers if len(parts) > 1 else int(text) if text.lstrip("+-").isdigit() else numbers[0]
 
 
 def print_results(results: list[Any]) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_json, print_pairs
+from refplan.cli.common import add_json, add_seed, count, print_json, print_pairs
 
 
 def add(commands: Any) -> None:
@@ -31,13 +31,13 @@ def add(commands: Any) -> None:
                 "--out, which is trained first if there is none)",
             )
         add_training_options(command)
-        command.set_defaults(run=run, parser=command)
+        command.set_defaults(run=run, parser=command, kept_in="out")
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """What every training command takes."""
-    parser.add_argument("--steps", type=int, help="updates (default: the preset's)")
-    parser.add_argument("--every", type=int, help="updates per row of metrics.csv (default 1000, or one epoch)")
+    parser.add_argument("--steps", type=count, help="updates (default: the preset's)")
+    parser.add_argument("--every", type=count, help="updates per row of metrics.csv (default 1000, or one epoch)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting, e.g. --set weight=5"
     )
@@ -112,11 +112,13 @@ def _train(
     """Train one part of a run folder; its checkpoint and curves live in a folder of their own inside."""
     import jax.random as jr
 
+    from refplan.files import check_writable
     from refplan.settings import settings_of
     from refplan.store import save
     from refplan.train import fit, training_seconds
 
     folder, learner = Path(args.out), preset.learner
+    check_writable(folder / "run.toml")
     # What the model is, its own run folder says.
     settings = {key: value for key, value in settings_of(learner).items() if not key.startswith("model.")}
     logs = extra_logs(args, folder / part, settings)
@@ -149,15 +151,16 @@ def describe_data(data: Any, source: str) -> dict[str, Any]:
     }
 
 
-def parse_settings(pairs: list[str]) -> dict[str, str]:
+def parse_settings(pairs: list[str], option: str = "--set") -> dict[str, str]:
     """`["a=1", "b=2"]` as a dict, each pair checked."""
     from refplan.errors import RefplanError
 
     found = {}
+    example = "weight=5" if option == "--set" else "fail_at=500"
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise RefplanError(f"--set {pair}: write it as NAME=VALUE, e.g. --set weight=5.")
+            raise RefplanError(f"{option} {pair}: write it as NAME=VALUE, e.g. {option} {example}.")
         found[name.strip()] = value.strip()
     return found
 

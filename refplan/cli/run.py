@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, print_json, print_table
+from refplan.cli.common import add_json, count, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -20,12 +20,20 @@ def add(commands: Any) -> None:
     parser.add_argument("--prior", metavar="METHOD", help="bc, iql, cql, edac, mopo, combo or maple (default iql)")
     parser.add_argument("--policy", metavar="FILE", help="plan on this policy instead (SB3, d3rlpy, CORL, ONNX, npz)")
     parser.add_argument("--planners", default="prior,loop,refplan", help="separated by commas (default %(default)s)")
+    parser.add_argument(
+        "--belief",
+        default="worlds",
+        help="what refplan believes with: worlds (around the ensemble) or belief (the paper's model; default worlds)",
+    )
+    parser.add_argument(
+        "--also-in", default="", metavar="TASKS", help="other worlds to evaluate in, e.g. halfcheetah-steep"
+    )
     parser.add_argument("--preset", default="cpu", help="of prior and models: cpu or paper (default cpu)")
     parser.add_argument("--planner-preset", default="default", help="of planners: default, fixed or paper")
-    parser.add_argument("--episodes", type=int, default=10, help="per planner and seed (default 10)")
-    parser.add_argument("--seeds", type=int, default=1, help="how often everything is done anew (default 1)")
-    parser.add_argument("--steps", type=int, help="updates of the prior (default: the preset's)")
-    parser.add_argument("--critic-steps", type=int, default=20_000, help="updates of FQE, where a critic is missing")
+    parser.add_argument("--episodes", type=count, default=10, help="per planner and seed (default 10)")
+    parser.add_argument("--seeds", type=count, default=1, help="how often everything is done anew (default 1)")
+    parser.add_argument("--steps", type=count, help="updates of the prior (default: the preset's)")
+    parser.add_argument("--critic-steps", type=count, default=20_000, help="updates of FQE, where a critic is missing")
     for part in ("prior", "model", "planner"):
         parser.add_argument(
             f"--set-{part}", action="append", default=[], metavar="NAME=VALUE", help=f"change a setting of the {part}"
@@ -33,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--task", help="task or Gymnasium id of data that does not state its own")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the run folder")
     add_json(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, kept_in="out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,23 +60,28 @@ def make_plan(args: argparse.Namespace) -> Any:
 
     if args.prior and args.policy:
         raise RefplanError("--prior trains a policy, --policy brings one; give one of them.")
-    if args.seeds < 1 or args.episodes < 1:
-        raise RefplanError(f"--seeds and --episodes must be at least 1, got {args.seeds} and {args.episodes}.")
     changed = {
         f"{part}_settings": tuple(parse_settings(getattr(args, f"set_{part}")).items())
         for part in ("prior", "model", "planner")
     }
     return Plan(
         method=args.prior or "iql",
-        planners=tuple(name.strip() for name in args.planners.split(",") if name.strip()),
+        planners=planner_names(args.planners),
         preset=args.preset,
         planner_preset=args.planner_preset,
         episodes=args.episodes,
         prior_steps=args.steps,
         critic_steps=args.critic_steps,
         policy=args.policy,
+        belief=args.belief,
+        elsewhere=planner_names(args.also_in),
         **changed,
     )
+
+
+def planner_names(text: str) -> tuple[str, ...]:
+    """`"prior, loop"` as names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def carry_out(
@@ -80,13 +93,20 @@ def carry_out(
     from refplan.cli.fit import describe_data
     from refplan.data.sources import load
     from refplan.experiments.line import check_stage, walk
+    from refplan.experiments.rehearse import rehearse
     from refplan.experiments.workshop import Workshop
 
     data = load(source, task=task)
-    folder = Path(out)
+    rehearse(plan, data)
+    folder, simulated = Path(out), data.task.env_id is not None
     say = lambda text: print(text, file=sys.stderr if quiet else sys.stdout, flush=True)  # noqa: E731
-    shop = Workshop(folder, say, plan.stages(seeds))
-    check_stage(shop, data)
+    shop = Workshop(folder, say, plan.stages(seeds, simulated))
+    for note in check_stage(shop, data).made.get("notes", ()):
+        say(f"      note: {note}")
+    if not simulated:
+        say(
+            "      note: the data names no environment (--task would), so nothing is run in one: training and diagnosis"
+        )
     rows: list[dict[str, Any]] = []
     for seed in range(seeds):
         walked = walk(shop, data, plan, seed)
@@ -94,7 +114,8 @@ def carry_out(
         _keep(folder, walked, rows, describe_data(data, source), seed)
     page = _report(folder, say)
     if not quiet:
-        print_rows(rows)
+        if rows:
+            print_rows(rows)
         print(f"\nreport: {page}\nagain, or with other options: what is unchanged is not made again")
     return rows
 
@@ -107,7 +128,8 @@ def _keep(folder: Path, walked: Any, rows: list[dict[str, Any]], about: dict[str
     from refplan.files import write_text
     from refplan.store import save, write_results
 
-    write_results(folder / "results.csv", rows)
+    if rows:
+        write_results(folder / "results.csv", rows)
     if seed:
         return
     parts: dict[str, Any] = {"data": about}

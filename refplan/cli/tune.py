@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, print_json, print_table
+from refplan.cli.common import add_json, add_seed, count, print_json, print_table
 
 Objective = Callable[[dict[str, Any]], tuple[float, dict[str, float]]]
 
@@ -21,16 +21,16 @@ def add(commands: Any) -> None:
         "judges where it ends. The same command again continues.",
     )
     parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
-    parser.add_argument("--planner", default="refplan", help="loop or refplan (default refplan)")
+    parser.add_argument("--planner", default="refplan", help="mppi, loop or refplan (default refplan)")
     parser.add_argument("--method", default="bayes", help="bayes (TPE) or grid (the paper's 240 points; default bayes)")
-    parser.add_argument("--trials", type=int, default=20, help="settings to try in all (default 20)")
+    parser.add_argument("--trials", type=count, default=20, help="settings to try in all (default 20)")
     parser.add_argument("--objective", choices=("online", "offline"), default="offline")
-    parser.add_argument("--episodes", type=int, default=3, help="per trial, online (default 3)")
-    parser.add_argument("--starts", type=int, default=32, help="logged states to begin at, offline (default 32)")
-    parser.add_argument("--length", type=int, default=50, help="imagined steps per start, offline (default 50)")
+    parser.add_argument("--episodes", type=count, default=3, help="per trial, online (default 3)")
+    parser.add_argument("--starts", type=count, default=32, help="logged states to begin at, offline (default 32)")
+    parser.add_argument("--length", type=count, default=50, help="imagined steps per start, offline (default 50)")
     parser.add_argument("--judge", metavar="RUN", help="run folder of the model to be tried in (default: the other)")
     parser.add_argument("--data", help="name or path of the logged data (default: what the run was trained on)")
-    parser.add_argument("--critic-steps", type=int, default=10_000, help="updates of FQE, offline (default 10000)")
+    parser.add_argument("--critic-steps", type=count, default=10_000, help="updates of FQE, offline (default 10000)")
     parser.add_argument(
         "--agree", type=int, default=0, metavar="N", help="run the first N settings online too and compare the ranking"
     )
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     )
     add_seed(parser)
     add_json(parser)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, kept_in="folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,21 +47,23 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from refplan.cli.fit import parse_settings
-    from refplan.experiments.tune import GRID, Space, tune
+    from refplan.experiments.tune import GRID, Space, check_search, tune
     from refplan.planners.presets import planner_settings_of
 
+    check_search(args.method)
     fixed = parse_settings(args.fix)
     make = _planner_maker(args, fixed)
     names = tuple(name for name in GRID if name in planner_settings_of(make({})) and name not in fixed)
-    objective = _online(args, make) if args.objective == "online" else _offline(args, make)
+    online = _online(args, make) if args.objective == "online" or args.agree else None
+    objective = online if online and args.objective == "online" else _offline(args, make)
     say = lambda text: print(text, file=sys.stderr if args.json else sys.stdout, flush=True)  # noqa: E731
     storage = Path(args.folder) / "tune" / f"{args.planner}-{args.objective}.journal"
     trials = tune(
         objective, Space(names), method=args.method, trials=args.trials, storage=storage, seed=args.seed, say=say
     )
     document = _document(args, trials, names)
-    if args.agree:
-        document["agreement"] = _agreement(args, trials, _online(args, make), say)
+    if args.agree and online:
+        document["agreement"] = _agreement(args, trials, online, say)
     _write(storage.with_suffix(".json"), document)
     if args.json:
         print_json(document)
@@ -73,10 +75,13 @@ def run(args: argparse.Namespace) -> int:
 def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[[dict[str, Any]], Any]:
     from refplan.agent import AbstractPrior
     from refplan.cli.agents import PlannerChoice, model_of_run
-    from refplan.errors import RefplanError
+    from refplan.errors import RefplanError, unknown_name
+    from refplan.experiments.line import MODEL_OF
     from refplan.planners.presets import make_planner
     from refplan.store import load_run
 
+    if args.planner not in MODEL_OF:
+        raise unknown_name("planner with settings to find", args.planner, MODEL_OF)
     prior = load_run(args.folder).get("prior")
     if not isinstance(prior, AbstractPrior):
         raise RefplanError(f"{args.folder}: no prior with a value in it. refplan run makes a folder that has all.")
@@ -85,19 +90,10 @@ def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[
 
 
 def _online(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) -> Objective:
-    import jax.random as jr
-
     from refplan.cli.agents import default_task
-    from refplan.evaluation import evaluate
+    from refplan.experiments.tune import online_objective
 
-    task = default_task(args.folder)
-
-    def objective(settings: dict[str, Any]) -> tuple[float, dict[str, float]]:
-        result = evaluate(make(settings), task, args.episodes, key=jr.key(args.seed), show=False)
-        spent = {"episodes": float(args.episodes), "steps": float(result.lengths.sum()), "seconds": result.wall_s}
-        return float(result.returns.mean()), spent
-
-    return objective
+    return online_objective(make, default_task(args.folder), args.episodes, args.seed)
 
 
 def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) -> Objective:
@@ -108,9 +104,8 @@ def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) ->
     from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns
 
     planner = make({})
-    data = _data(args)
-    critic = _critic(args, planner.prior, data)
-    judge = Judge(_judge_model(args), critic, planner.discount)
+    model, data = _judge_model(args), _data(args)
+    judge = Judge(model, _critic(args, planner.prior, data), planner.discount)
     key_starts, key = jr.split(jr.key(args.seed))
     starts = jnp.asarray(held_out_starts(data, args.starts, key=key_starts))
 
@@ -166,11 +161,12 @@ def _judge_model(args: argparse.Namespace) -> Any:
     if args.judge:
         return model_of_run(PlannerChoice("refplan", None, "default", {}), args.judge)
     parts = load_run(args.folder)
-    other = "ensemble" if args.planner == "refplan" else "belief"
+    # Worlds are made around the ensemble, so that only the other kind of model judges them fairly.
+    other = "ensemble" if args.planner == "refplan" and "worlds" not in parts else "belief"
     if other not in parts or not ({"ensemble", "belief"} <= set(parts)):
         raise RefplanError(
             f"{args.folder}: holds one model only, and a planner judged in its own model looks better than it is. "
-            f"Train the other kind and name its run folder with --judge."
+            f"Train the other kind (refplan fit dynamics DATA --model belief --out FOLDER) and name it with --judge."
         )
     return parts[other]
 

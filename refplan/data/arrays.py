@@ -34,9 +34,9 @@ def read_npz(path: str | Path) -> Raw:
     if not path.is_file():
         raise RefplanError(f"{path}: no such file.")
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is not a zip of arrays as numpy.savez makes it, or it is cut short")
         with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise RefplanError(f"{path}: holds one unnamed array. Save named arrays with numpy.savez.")
             content = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise RefplanError(

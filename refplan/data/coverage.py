@@ -8,6 +8,7 @@ import numpy as np
 from refplan.data.check import Finding, action_box, episode_ends, flags
 from refplan.data.raw import Raw, blocks
 
+LITTLE = 1000  # transitions; the smallest benchmarks have thousands
 EXACT_LIMIT = 1e-7  # an action this near to its bound was clipped there
 
 
@@ -81,10 +82,19 @@ def incomplete_episodes(raw: Raw) -> np.ndarray:
     return np.flatnonzero(~terminated[ends - 1] & (lengths < lengths.max()))
 
 
+def _little(raw: Raw) -> list[Finding]:
+    """So few rows that networks learn them by heart."""
+    rows = len(raw.arrays["rewards"])
+    if rows >= LITTLE:
+        return []
+    message = f"only {rows} transitions: far too few to learn a policy or a model that holds anywhere else"
+    return [Finding("little", message, rows)]
+
+
 def find_notes(raw: Raw, unknown: int | None = None) -> tuple[Finding, ...]:
     """Everything worth knowing that is not wrong; `unknown` counts successors a dataset already knows to lack."""
     notes = [Finding("source", remark) for remark in raw.remarks]
-    notes += _type_notes(raw) + _constant_columns(raw) + _action_notes(raw)
+    notes += _little(raw) + _type_notes(raw) + _constant_columns(raw) + _action_notes(raw)
     if raw.sequential:
         notes += _episode_notes(raw) + _successor_notes(raw, unknown) + _duplicates(raw)
     return tuple(notes)

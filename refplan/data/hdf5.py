@@ -68,11 +68,14 @@ def open_hdf5(path: Path) -> Generator["h5py.File"]:
     if not path.is_file():
         raise RefplanError(f"{path}: no such file.")
     try:
+        if not h5py.is_hdf5(path):
+            raise OSError("its first bytes are not those of HDF5")
         with h5py.File(path, "r") as file:
             yield file
     except OSError as error:
         raise RefplanError(
-            f"{path}: cannot be read as HDF5 ({error}). It may be damaged or cut short; restore or download it again."
+            f"{path}: cannot be read as HDF5 ({error}). It may be another kind of file, "
+            "or damaged or cut short; restore or download it again."
         ) from None
 
 
@@ -139,12 +142,17 @@ def save_hdf5(data: Dataset, path: str | Path) -> None:
             f"dataset '{data.meta.name}' was split by transition, so its rows are no longer episodes and cannot be "
             "written as such. Save the dataset before splitting it."
         )
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    # Composed in memory: on a full disk HDF5 would end the whole process.
+    with h5py.File(Path(path).name, "w", driver="core", backing_store=False) as file:
         for key, array in _layout(data).items():
             compression = {"compression": "gzip", "compression_opts": 9, "shuffle": True} if array.size else {}
             file.create_dataset(key, data=array, **compression)
         for key, value in _attributes(data).items():
             file.attrs[key] = value
+        file.flush()
+        image = file.id.get_file_image()
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(image)
 
 
 def _layout(data: Dataset) -> dict[str, np.ndarray]:

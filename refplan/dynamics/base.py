@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int
 
+from refplan.agent import AbstractPrior
 from refplan.nn import MLP
 from refplan.types import Action, Flag, Key, Obs, Scalar, Transition
 
@@ -116,6 +117,15 @@ class AbstractDynamics(eqx.Module):
         self, hypothesis: Hypothesis, obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
     ) -> Outcome:
         """What each member expects from a state of its own, under one action for all or one each."""
+
+    def adapt(self, prior: AbstractPrior) -> AbstractPrior:
+        """The prior as a planner should use it with this model; a model that knows other worlds tells it about them."""
+        return prior
+
+    @property
+    def draws(self) -> int:
+        """How many hypotheses a planner should draw unless told otherwise."""
+        return 4
 
     def predict_from(self, hypothesis: Hypothesis, obs: Obs, action: Action) -> Outcome:
         """What each member expects from the same state."""

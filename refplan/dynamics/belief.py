@@ -145,9 +145,11 @@ class BeliefModel(AbstractStagedLearner):
         data = data.complete()
         rows = len(data)
         if chunks_per_epoch(rows, self.lanes, self.length) < 1:
+            length = min(self.length, rows)
             raise RefplanError(
-                f"dataset '{data.meta.name}' has {rows} rows, one update needs lanes x length = "
-                f"{self.lanes * self.length}. Choose fewer lanes or a smaller length."
+                f"dataset '{data.meta.name}' has {rows} rows to train on, one update needs lanes x length = "
+                f"{self.lanes * self.length}. Bring more data, or choose fewer lanes or a smaller length: "
+                f"lanes={rows // length} and length={length} would do."
             )
         key_encoder, key_nets = jr.split(key)
         inputs, outputs = data.obs_dim + data.action_dim, data.obs_dim + 1

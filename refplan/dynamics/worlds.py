@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float
 
+from refplan.agent import AbstractPrior, prior_bound
 from refplan.dynamics.base import (
     AbstractDynamics,
     AbstractLatentDynamics,
@@ -73,7 +74,7 @@ class WorldsDynamics(AbstractLatentDynamics):
     significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
 
     @property
-    def termination(self) -> AbstractTermination:
+    def termination(self) -> AbstractTermination:  # ty: ignore[incompatible-property-override], Equinox allows it
         """The learned world's: where it ends is a matter of the task."""
         return self.base.termination
 
@@ -81,6 +82,19 @@ class WorldsDynamics(AbstractLatentDynamics):
     def members(self) -> int:
         """The elites."""
         return self.base.members
+
+    def adapt(self, prior: AbstractPrior) -> AbstractPrior:
+        """The prior, told which world it is in."""
+        from refplan.dynamics.adapted import Adapted
+
+        if isinstance(prior, Adapted):
+            return prior
+        return Adapted(prior, self, prior_bound(prior, "low"), prior_bound(prior, "high"))
+
+    @property
+    def draws(self) -> int:
+        """One: what is not known to have changed is the same in every draw."""
+        return 1
 
     def best(self, count: int) -> AbstractDynamics:
         """The first `count` elites."""

@@ -1,6 +1,7 @@
 """The line the data walks: check, prior, models, diagnosis, evaluation; every stage cached (see `workshop`)."""
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import jax.random as jr
 from refplan.agent import AbstractPolicy, AbstractPrior
 from refplan.data.check import check_dataset
 from refplan.data.dataset import Dataset
+from refplan.data.starts import Starts
 from refplan.data.tasks import Task
+from refplan.data.tasks import task as find_task
 from refplan.dynamics.diagnose import diagnose
 from refplan.dynamics.presets import load_model_preset
-from refplan.errors import RefplanError
-from refplan.evaluation import evaluate
-from refplan.experiments.workshop import Stage, Workshop, inputs_of
+from refplan.dynamics.worlds import around
+from refplan.errors import RefplanError, unknown_name
+from refplan.evaluation import check_agent, evaluate
+from refplan.experiments.spread import ActionSpread
+from refplan.experiments.workshop import Stage, Workshop, digest_inputs, inputs_of
 from refplan.planners import PLANNERS
 from refplan.planners.presets import make_planner, planner_settings_of
 from refplan.presets import with_settings
@@ -25,6 +30,8 @@ from refplan.priors.presets import load_preset
 from refplan.store import result_row
 from refplan.train import fit, training_seconds
 
+HORIZON = 10  # steps a model is judged over, where episodes are that long
+BELIEFS = ("worlds", "belief")
 MODEL_OF = {"mppi": "ensemble", "loop": "ensemble", "refplan": "belief"}
 
 
@@ -43,24 +50,36 @@ class Plan:
     model_settings: tuple[tuple[str, str], ...] = ()
     planner_settings: tuple[tuple[str, str], ...] = ()
     policy: str | None = None  # a foreign policy file, instead of a method
+    belief: str = "worlds"  # what RefPlan believes with: "worlds" around the ensemble, or the paper's model, "belief"
+    elsewhere: tuple[str, ...] = ()  # other worlds to evaluate in
 
     def __post_init__(self) -> None:
         known = ("prior", *PLANNERS)
+        if not self.planners:
+            raise RefplanError(f"no planner is named; name at least one of {', '.join(known)}.")
         for name in self.planners:
             if name not in known:
-                raise RefplanError(f"unknown planner '{name}'; known: {', '.join(known)}.")
+                raise unknown_name("planner", name, known)
+        if self.belief not in BELIEFS:
+            raise unknown_name("belief", self.belief, BELIEFS)
+
+    def model_of(self, planner: str) -> str:
+        """The model a planner plans in; empty if it needs none."""
+        return self.belief if planner == "refplan" else MODEL_OF.get(planner, "")
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models the planners and the prior need."""
-        needed = {MODEL_OF[name] for name in self.planners if name in MODEL_OF}
+        """The models that are trained for the planners and the prior; worlds are made from the ensemble."""
+        named = {self.model_of(name) for name in self.planners} - {""}
+        needed = {"ensemble" if name == "worlds" else name for name in named}
         if self.policy is None and needs_model(self.method):
             needed.add("ensemble")
         return tuple(sorted(needed, reverse=True))
 
-    def stages(self, seeds: int) -> int:
-        """How many stages there are, for the display."""
-        return 1 + seeds * (1 + 2 * len(self.models) + len(self.planners))
+    def stages(self, seeds: int, simulated: bool = True) -> int:
+        """How many stages there are, for the display; without a simulator nothing is evaluated."""
+        places = (1 + len(self.elsewhere)) * simulated
+        return 1 + seeds * (1 + 2 * len(self.models) + len(self.planners) * places)
 
 
 def needs_model(method: str) -> bool:
@@ -70,14 +89,23 @@ def needs_model(method: str) -> bool:
 
 def check_stage(shop: Workshop, data: Dataset) -> Stage:
     """What is wrong or notable in the data."""
-    return shop.document("check", {"data": data.fingerprint}, lambda _: {"report": str(check_dataset(data))})
+
+    def make(_: Path) -> dict[str, Any]:
+        report = check_dataset(data)
+        return {"report": str(report), "notes": [note.message for note in report.notes]}
+
+    return shop.document("check", {"data": data.fingerprint}, make)
+
+
+def model_learner(data: Dataset, kind: str, plan: Plan) -> Any:
+    """The learner of a model; of the plan's settings it takes those it has."""
+    learner = load_model_preset(kind, plan.preset, data.meta.name).learner
+    return with_settings(learner, {n: value for n, value in plan.model_settings if n in inputs_of(learner)})
 
 
 def model_stage(shop: Workshop, data: Dataset, kind: str, plan: Plan, seed: int) -> Stage:
     """A trained model of the world."""
-    learner = load_model_preset(kind, plan.preset, data.meta.name).learner
-    settings = {name: value for name, value in plan.model_settings if name in inputs_of(learner)}
-    learner = with_settings(learner, settings)
+    learner = model_learner(data, kind, plan)
     inputs = {"data": data.fingerprint, "seed": seed, **inputs_of(learner)}
 
     def make(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -87,15 +115,19 @@ def model_stage(shop: Workshop, data: Dataset, kind: str, plan: Plan, seed: int)
     return shop.module(kind, inputs, make)
 
 
+def prior_learner(data: Dataset, plan: Plan) -> tuple[Any, int]:
+    """The learner of the prior and its number of updates."""
+    preset = load_preset(plan.method, plan.preset, data.meta.name)
+    return with_settings(preset.learner, dict(plan.prior_settings)), plan.prior_steps or preset.steps or 0
+
+
 def prior_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int, model: Stage | None) -> Stage:
     """A trained prior, or a foreign policy with critics fitted by FQE."""
     if plan.policy is not None:
         return foreign_stage(shop, data, plan, seed)
-    preset = load_preset(plan.method, plan.preset, data.meta.name)
-    learner: Any = with_settings(preset.learner, dict(plan.prior_settings))
+    learner, steps = prior_learner(data, plan)
     if model is not None and needs_model(plan.method):
         learner = dataclasses.replace(learner, model=model.made)
-    steps = plan.prior_steps or preset.steps
     inputs = {"data": data.fingerprint, "seed": seed, "steps": steps, **inputs_of(learner)}
     inputs["model"] = model.digest if model is not None and needs_model(plan.method) else ""
 
@@ -107,17 +139,24 @@ def prior_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int, model: Sta
     return shop.module("prior", inputs, make)
 
 
+def foreign_policy(data: Dataset, plan: Plan) -> AbstractPolicy:
+    """The policy of a file, if it can act in the data's task and be sampled."""
+    from refplan.priors.external import load_policy_for
+
+    policy = load_policy_for(plan.policy or "", data.task.low, data.task.high)
+    check_agent(policy, plan.policy or "", data.task)
+    if not isinstance(policy, AbstractPolicy):
+        raise RefplanError(
+            f"{plan.policy}: holds {type(policy).__name__}, which cannot be sampled; a planner needs proposals."
+        )
+    return policy
+
+
 def foreign_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Stage:
     """A policy from a file, judged by critics that FQE fits on the data."""
     from refplan.files import sha256
-    from refplan.priors.external import load_policy_for
 
-    path = Path(plan.policy or "")
-    policy = load_policy_for(path, data.task.low, data.task.high)
-    if not isinstance(policy, AbstractPolicy):
-        raise RefplanError(
-            f"{path}: holds {type(policy).__name__}, which cannot be sampled; a planner needs proposals."
-        )
+    path, policy = Path(plan.policy or ""), foreign_policy(data, plan)
     inputs = {"data": data.fingerprint, "seed": seed, "policy": sha256(path), "steps": plan.critic_steps}
 
     def make(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -142,7 +181,8 @@ def diagnosis_stage(shop: Workshop, data: Dataset, model: Stage, prior: Stage, s
     inputs = {"data": data.fingerprint, "seed": seed, "model": model.digest, "prior": prior.digest}
 
     def make(_: Path) -> dict[str, Any]:
-        found = diagnose(model.made, data, key=jr.key(seed), prior=known)
+        horizon = min(HORIZON, int(data.complete().lengths.max()))
+        found = diagnose(model.made, data, key=jr.key(seed), prior=known, horizon=horizon)
         document = {"run": model.name, "home_is_training_data": True, "diagnoses": {"home": found.to_dict()}}
         return {**document, "text": found.text()}
 
@@ -150,26 +190,44 @@ def diagnosis_stage(shop: Workshop, data: Dataset, model: Stage, prior: Stage, s
 
 
 def evaluation_stage(
-    shop: Workshop, task: Task, planner: str, prior: Stage, model: Stage | None, plan: Plan, seed: int, dataset: str
+    shop: Workshop,
+    task: Task,
+    planner: str,
+    prior: Stage,
+    model: Stage | None,
+    plan: Plan,
+    seed: int,
+    dataset: str,
+    *,
+    starts: Starts | None = None,
+    replans: int = 0,
 ) -> Stage:
-    """What the prior alone, or a planner on top of it, earns; all of one seed meet the same episodes."""
+    """What the prior alone, or a planner on top of it, earns; all of one seed meet the same episodes.
+
+    `starts` puts the episodes into given states; `replans` makes every plan of the first episode that many times anew
+    and says how much its action varies.
+    """
     agent, settings = prior.made, {}
     if planner != "prior":
         made = None if model is None else model.made
-        options = {"preset": plan.planner_preset, "dataset": dataset, "method": prior.about["method"]}
+        options: Any = {"preset": plan.planner_preset, "dataset": dataset, "method": prior.about["method"]}
         known = planner_settings_of(make_planner(planner, prior.made, made))
         changes = {name: value for name, value in plan.planner_settings if name in known}
         agent = make_planner(planner, prior.made, made, changes=changes, **options)
         settings = planner_settings_of(agent)
     inputs = {"task": task.name, "planner": planner, "prior": prior.digest, "episodes": plan.episodes, "seed": seed}
     inputs |= {"model": "" if model is None else model.digest, **settings}
+    inputs |= {} if starts is None else {"starts": hashlib.sha256(starts.qpos.tobytes()).hexdigest()}
+    inputs |= {"replans": replans} if replans else {}
 
     def make(_: Path) -> dict[str, Any]:
         name = prior.about["method"] if planner == "prior" else f"{prior.about['method']} + {planner}"
-        result = evaluate(agent, task, plan.episodes, key=jr.key(seed), name=name)
+        watcher = ActionSpread(replans) if replans else None
+        result = evaluate(agent, task, plan.episodes, key=jr.key(seed), starts=starts, watcher=watcher, name=name)
         labels = {"dataset": dataset, "prior": prior.about["method"], "seed": seed}
         labels |= {"planner": "none" if planner == "prior" else planner}
         about = {name: prior.about[name] for name in ("preset", "updates")}
+        labels |= {} if watcher is None else {"action_variance": watcher.variance}
         return result_row(result, settings={**about, **settings}, **labels)
 
     return shop.document(f"evaluation-{planner}", inputs, make)
@@ -179,13 +237,13 @@ def evaluation_stage(
 class Walked:
     """Everything one seed made."""
 
-    parts: dict[str, Stage]  # prior, ensemble, belief
+    parts: dict[str, Stage]  # prior, ensemble, belief, worlds
     diagnoses: dict[str, Stage]  # by model
     rows: list[dict[str, Any]]  # one result row per planner
 
 
 def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
-    """The whole line for one seed."""
+    """The whole line for one seed; data without an environment ends with the diagnosis."""
     imagines = plan.policy is None and needs_model(plan.method)
     world = model_stage(shop, data, "ensemble", plan, seed) if imagines else None
     prior = prior_stage(shop, data, plan, seed, world)
@@ -194,9 +252,18 @@ def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
     }
     models |= {} if world is None else {"ensemble": world}
     diagnoses = {kind: diagnosis_stage(shop, data, model, prior, seed) for kind, model in models.items()}
+    if "worlds" in map(plan.model_of, plan.planners):
+        models["worlds"] = worlds_around(models["ensemble"])
     rows = []
-    for planner in plan.planners:
-        model = models.get(MODEL_OF.get(planner, ""))
-        stage = evaluation_stage(shop, data.task, planner, prior, model, plan, seed, data.meta.name)
-        rows.append(stage.made)
+    for task in (data.task, *map(find_task, plan.elsewhere)) if data.task.env_id else ():
+        for planner in plan.planners:
+            model = models.get(plan.model_of(planner))
+            rows.append(evaluation_stage(shop, task, planner, prior, model, plan, seed, data.meta.name).made)
     return Walked({"prior": prior, **models}, diagnoses, rows)
+
+
+def worlds_around(ensemble: Stage) -> Stage:
+    """The worlds around a trained ensemble: made at once, so not a stage of its own that could be resumed."""
+    about = {"method": "worlds", "preset": ensemble.about["preset"], "around": ensemble.digest}
+    digest = digest_inputs({"stage": "worlds", "ensemble": ensemble.digest})
+    return Stage("worlds", digest, ensemble.folder, about, around(ensemble.made))

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax.random as jr
 import numpy as np
 
+from refplan.data.tasks import Task
 from refplan.errors import MissingExtraError, RefplanError, unknown_name
+from refplan.evaluation import evaluate
+
+Objective = Callable[[dict[str, Any]], tuple[float, dict[str, float]]]
 
 # The grid of the paper's appendix.
 GRID: dict[str, list[Any]] = {
@@ -59,7 +64,7 @@ class Space:
 
 
 def tune(
-    objective: Callable[[dict[str, Any]], tuple[float, dict[str, float]]],
+    objective: Objective,
     space: Space,
     *,
     method: str,
@@ -72,8 +77,7 @@ def tune(
 
     `objective` gives a number to make large and what it cost to find it.
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
+    check_search(method)
     if trials < 1:
         raise RefplanError(f"trials must be at least 1, got {trials}.")
     study = open_study(storage, space, method, seed)
@@ -95,6 +99,24 @@ def tune(
         words = ", ".join(f"{name} {number(setting)}" for name, setting in settings.items())
         say(f"[{len(found) + 1}/{most}] {value:.2f}  {words}")
     return finished_trials(study)
+
+
+def check_search(method: str) -> None:
+    """Whether this way of searching is known and installed."""
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    _optuna()
+
+
+def online_objective(make: Callable[[dict[str, Any]], Any], task: Task, episodes: int, seed: int) -> Objective:
+    """The mean return of a setting in the task itself, always on the same episodes, and what they cost."""
+
+    def objective(settings: dict[str, Any]) -> tuple[float, dict[str, float]]:
+        result = evaluate(make(settings), task, episodes, key=jr.key(seed), show=False)
+        spent = {"episodes": float(episodes), "steps": float(result.lengths.sum()), "seconds": result.wall_s}
+        return float(result.returns.mean()), spent
+
+    return objective
 
 
 def open_study(storage: Path, space: Space, method: str, seed: int) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module, write_text
+from refplan.files import load_module, save_module, write_text, writing
 from refplan.settings import settings_of
 
 FINISHED = "stage.json"
@@ -61,7 +61,8 @@ class Workshop:
             self.say(f"{place} {name}: there already")
             return Stage(name, digest, folder, _read(finished)["about"], load(folder))
         self.say(f"{place} {name}")
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         made, about = make(folder)
         # Written last: a folder without it is unfinished.
         document = {"stage": name, "inputs": dict(inputs), "about": about}
@@ -77,6 +78,14 @@ class Workshop:
             return made, about
 
         return self.stage(name, inputs, make_and_save, lambda folder: load_module(folder / "product.safetensors"))
+
+    def found(self, folder_name: str) -> Stage:
+        """A finished stage whose product is an agent or a model, by the name of its folder."""
+        folder = self.folder / "stages" / folder_name
+        name, _, digest = folder_name.rpartition("-")
+        return Stage(
+            name, digest, folder, _read(folder / FINISHED)["about"], load_module(folder / "product.safetensors")
+        )
 
     def document(self, name: str, inputs: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Stage:
         """A stage whose product is plain data."""

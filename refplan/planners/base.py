@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from refplan.agent import AbstractPrior
+from refplan.agent import AbstractPrior, prior_bound
 from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief, Hypothesis
 from refplan.errors import RefplanError, unknown_name
 from refplan.planners.core import (
@@ -63,17 +63,6 @@ class Considered(NamedTuple):
     proposals: Float[Array, "plan horizon act"]
     returns: Float[Array, "world plan member"]
     scores: Float[Array, "world plan"]
-
-
-def prior_bound(prior: Any, name: str) -> Action:
-    """The action bound a prior was trained in."""
-    bound = getattr(prior, name, None)
-    bound = getattr(getattr(prior, "policy", None), name, None) if bound is None else bound
-    if bound is None:
-        raise RefplanError(
-            f"the prior ({type(prior).__name__}) does not say its action bounds; give the planner low=... and high=..."
-        )
-    return jnp.asarray(bound, jnp.float32)
 
 
 class AbstractPlanner(AbstractPrior):

@@ -11,7 +11,7 @@ from refplan.agent import AbstractPrior
 from refplan.dynamics.base import AbstractDynamics
 from refplan.errors import RefplanError, unknown_name
 from refplan.planners import find_planner
-from refplan.planners.base import AbstractModelPlanner, AbstractPlanner, check_values, prior_bound
+from refplan.planners.base import AbstractModelPlanner, AbstractPlanner, check_values
 from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
@@ -41,25 +41,17 @@ def make_planner(
     if issubclass(kind, AbstractModelPlanner):
         if model is None:
             raise RefplanError(f"planner '{name}' imagines what its plans would do; give it a model.")
-        planner = kind(adapted(prior, model) if adapt else prior, model)
+        planner = kind(model.adapt(prior) if adapt else prior, model)
     else:
         planner = kind(prior)
     known = planner_settings_of(planner)
+    if preset == "default" and model is not None:
+        settings = {"latents": model.draws} | settings
     fitting = {setting: value for setting, value in settings.items() if setting in known}
     for setting in changes or {}:
         if setting not in known:
             raise unknown_name(f"setting of planner '{name}'", setting, known)
     return with_settings(planner, fitting | dict(changes or {}))
-
-
-def adapted(prior: AbstractPrior, model: AbstractDynamics) -> AbstractPrior:
-    """The prior as it is, or told about the worlds of a model that has them."""
-    from refplan.dynamics.worlds import WorldsDynamics
-    from refplan.priors.adapted import Adapted
-
-    if not isinstance(model, WorldsDynamics) or isinstance(prior, Adapted):
-        return prior
-    return Adapted(prior, model, prior_bound(prior, "low"), prior_bound(prior, "high"))
 
 
 def planner_defaults(name: str) -> dict[str, Any]:

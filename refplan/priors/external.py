@@ -17,7 +17,7 @@ from refplan.files import load_arrays, load_module
 from refplan.priors.foreign.callback import CallablePolicy, from_callable, from_onnx
 from refplan.priors.foreign.corl import corl_normaliser, from_corl
 from refplan.priors.foreign.d3rlpy import from_d3rlpy
-from refplan.priors.foreign.sb3 import from_sb3
+from refplan.priors.foreign.sb3 import from_sb3, states_bounds
 from refplan.priors.foreign.torch_file import open_zip
 from refplan.priors.policy import load_npz_policy, policy_from_arrays
 
@@ -55,7 +55,10 @@ def load_policy(path: str | Path, **options: Any) -> AbstractAgent:
 def load_policy_for(path: str | Path, low: ArrayLike, high: ArrayLike) -> AbstractAgent:
     """A policy from any file, for a world with these bounds: given to the reader only where the file lacks them."""
     path = Path(path)
-    known = inspect.signature(_reader(path)).parameters if path.is_file() else {}
+    reader = _reader(path) if path.is_file() else None
+    if reader is None or (reader is from_sb3 and states_bounds(path)):
+        return load_policy(path)
+    known = inspect.signature(reader).parameters
     bounds = {"low": low, "high": high}
     return load_policy(path, **{name: bound for name, bound in bounds.items() if name in known})
 

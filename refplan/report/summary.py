@@ -9,9 +9,14 @@ from refplan.stats import mean_interval
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """One line per planner, in order of appearance: all episodes of all seeds together."""
-    planners = list(dict.fromkeys(row["planner"] for row in rows))
-    return [_line(planner, [row for row in rows if row["planner"] == planner]) for planner in planners]
+    """One line per world and planner, in order of appearance: all episodes of all seeds together."""
+    kinds = dict.fromkeys((row["world"], row["planner"]) for row in rows)
+    worlds = {world for world, _ in kinds}
+    lines = []
+    for world, planner in kinds:
+        line = _line(planner, [row for row in rows if (row["world"], row["planner"]) == (world, planner)])
+        lines.append([line[0] if len(worlds) == 1 else f"{world}: {line[0]}", *line[1:]])
+    return lines
 
 
 def _line(planner: str, rows: list[dict[str, Any]]) -> list[str]:

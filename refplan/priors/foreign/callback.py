@@ -4,6 +4,8 @@ A call leaves the compiled program, so weights read by `refplan.priors.external`
 around it still makes one call with all rows.
 """
 
+import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -170,24 +172,55 @@ def from_onnx(
     is run in pieces. `unit` says that the graph answers in [-1, 1], to be rescaled to the bounds.
     """
     low, high = check_bounds(low, high)
-    run = _onnx_function(Path(path), output)
-    if unit:
-        middle, half = np.asarray(0.5 * (low + high)), np.asarray(0.5 * (high - low))
-        return from_callable(lambda obs: middle + half * run(obs), low, high, noise=noise)
-    return from_callable(run, low, high, noise=noise)
+    path = Path(path)
+    graph = OnnxGraph(_read_graph(path), str(path), output, *((np.asarray(low), np.asarray(high)) if unit else ()))
+    graph.run  # noqa: B018 -- a graph that does not fit is refused here, not at its first observation
+    return from_callable(graph, low, high, noise=noise)
 
 
-def _onnx_function(path: Path, output: str | None) -> ActFunction:
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnnxGraph:
+    """An ONNX graph as a function; it keeps the file's bytes, so that a policy can be saved with it."""
+
+    graph: np.ndarray  # of bytes
+    where: str
+    output: str | None
+    low: np.ndarray | None = None  # bounds to rescale answers in [-1, 1] to
+    high: np.ndarray | None = None
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Actions in the world's units."""
+        answer = self.run(obs)
+        return answer if self.low is None else 0.5 * (self.low + self.high) + 0.5 * (self.high - self.low) * answer
+
+    @functools.cached_property
+    def run(self) -> ActFunction:
+        """The graph in onnxruntime, made when it is first needed."""
+        return _onnx_function(self.graph.tobytes(), self.where, self.output)
+
+
+def _import_onnx() -> tuple[Any, Any]:
     try:
-        onnx, onnxruntime = (importlib.import_module(name) for name in ("onnx", "onnxruntime"))
+        return importlib.import_module("onnx"), importlib.import_module("onnxruntime")
     except ImportError as error:
         raise MissingExtraError(error.name or "onnxruntime", "onnx", "reading an ONNX policy") from None
+
+
+def _read_graph(path: Path) -> np.ndarray:
+    onnx, _ = _import_onnx()
     if not path.is_file():
         raise RefplanError(f"{path}: no such file.")
     try:
-        model = onnx.load(str(path))
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # protobuf and onnxruntime raise types of their own
+        return np.frombuffer(onnx.load(str(path)).SerializeToString(), np.uint8)  # with weights from files beside it
+    except Exception as error:  # protobuf raises types of its own
+        raise RefplanError(f"{path}: not a readable ONNX graph ({error}).") from None
+
+
+def _onnx_function(graph: bytes, path: str, output: str | None) -> ActFunction:
+    onnx, onnxruntime = _import_onnx()
+    try:
+        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises types of its own
         raise RefplanError(f"{path}: not a readable ONNX graph ({error}).") from None
     size, dim, name = _onnx_input(path, session)
     known = [each.name for each in session.get_outputs()]
@@ -198,10 +231,10 @@ def _onnx_function(path: Path, output: str | None) -> ActFunction:
     if size is None:
         return fixed
     pieces = _in_pieces(fixed, size)
-    return _any_batch(onnxruntime, model, name, chosen, pieces, dim) or pieces
+    return _any_batch(onnxruntime, onnx.load_model_from_string(graph), name, chosen, pieces, dim) or pieces
 
 
-def _onnx_input(path: Path, session: Any) -> tuple[int | None, int, str]:
+def _onnx_input(path: str, session: Any) -> tuple[int | None, int, str]:
     """The fixed batch size (None if free), the observation size and the name of the graph's one input."""
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 2 or not isinstance(inputs[0].shape[1], int):

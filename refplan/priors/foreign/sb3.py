@@ -97,15 +97,28 @@ def _activation(settings: Mapping[str, Any]) -> str | None:
     return "swish" if name == "silu" else name
 
 
-def _bounds(settings: Mapping[str, Any], low: Bound | None, high: Bound | None, where: str) -> tuple[Bound, Bound]:
-    if low is not None and high is not None:
-        return low, high
+def states_bounds(path: str | Path) -> bool:
+    """Whether a Stable-Baselines3 zip says its action bounds itself, in readable text."""
+    where = str(path)
+    return _stated_bounds(_settings(read_member(open_zip(read_bytes(path), where), "data", where), where)) is not None
+
+
+def _stated_bounds(settings: Mapping[str, Any]) -> tuple[Bound, Bound] | None:
     space = settings.get("action_space")
     texts = [str(space.get(side)) if isinstance(space, dict) else "" for side in ("low", "high")]
     try:
         lows, highs = (np.array([float(x) for x in text.strip("[] ").split()], np.float32) for text in texts)
         return check_bounds(lows, highs)
     except (ValueError, RefplanError):
+        return None
+
+
+def _bounds(settings: Mapping[str, Any], low: Bound | None, high: Bound | None, where: str) -> tuple[Bound, Bound]:
+    if low is not None and high is not None:
+        return low, high
+    stated = _stated_bounds(settings)
+    if stated is None:
         raise RefplanError(
             f"{where}: the action bounds cannot be read without unpickling. Give them: from_sb3(path, low, high)."
-        ) from None
+        )
+    return stated
