@@ -45,6 +45,7 @@ class Cell:
         changed = [f"{name} {value}" for name, value in self.settings.get("changes", {}).items()]
         of = [self.data["train"].words] if "train" in self.data else [str(get("dataset", ""))]
         world = [f"in {get('task')}"] if get("task") else []
+        world += [f"believing in {get('around')}"] if get("around") else []
         starts = [f"from states of {self.data['starts'].words}"] if "starts" in self.data else []
         parts = [what, *of, *world, *starts, *changed, f"seed {get('seed')}"]
         return ", ".join(part for part in parts if part)
