@@ -124,8 +124,8 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, reso
 WIDE = "hidden=64,64"
 ON_A_FULL_DISK = (
     f"fit prior {TINY} --method bc --set {WIDE} --steps 3 --every 1 --out full/fit",
-    f"run {TINY} --planners prior --set-prior {WIDE} --set-prior batch_size=16 --steps 3 --out full/run",
-    "data collect hopper --policy random --steps 1500 --out full/made.hdf5",
+    f"run {TINY} --prior bc --planners prior --set-prior {WIDE} --steps 3 --out full/run",
+    "data collect hopper --policy random --steps 600 --out full/made.hdf5",
 )
 
 
@@ -190,7 +190,12 @@ STAGES = ("check", "prior", "ensemble", "diagnosis-ensemble", "evaluation-prior"
 @pytest.fixture(scope="module")
 def interrupted_run(lab):
     command = f"run small.npz --planners prior,loop {SMALL} --out kept"
-    broken = [ask(command, Interrupter(rf"(\[\d/6\] )?{stage}")) for stage in STAGES]
+    # A shell starts background jobs with Ctrl-C ignored, and the tests may be one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        broken = [ask(command, Interrupter(rf"(\[\d/6\] )?{stage}")) for stage in STAGES]
+    finally:
+        signal.signal(signal.SIGINT, before)
     return broken, ask(command)
 
 

@@ -115,7 +115,8 @@ def test_the_command_tunes_offline_and_compares_with_the_task(tmp_path, capsys):
     pytest.importorskip("mujoco")
     small = ["--steps", "50", "--set-prior", "hidden=8,8", "--set-model", "members=2", "--set-model", "elites=2"]
     small += ["--set-model", "hidden=16,16", "--set-model", "epochs=1", "--set-model", "decoder_epochs=1"]
-    run = ["run", "hopper-medium-replay-tiny", "--planners", "loop,refplan", "--episodes", "1", "--out", str(tmp_path)]
+    run = ["run", "hopper-medium-replay-tiny", "--planners", "loop,refplan", "--belief", "belief", "--episodes", "1"]
+    run += ["--out", str(tmp_path)]
     assert main([*run, *small, "--set-planner", "plans=5"]) == 0
     capsys.readouterr()
     tuning = ["tune", str(tmp_path), "--planner", "loop", "--trials", "3", "--critic-steps", "20", "--starts", "4"]

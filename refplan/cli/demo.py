@@ -33,13 +33,14 @@ def run(args: argparse.Namespace) -> int:
     from refplan.cli.run import carry_out, planner_names
     from refplan.experiments.line import Plan
 
+    planners = planner_names(args.planners)
     plan = Plan(
         method="cql",
-        planners=planner_names(args.planners),
+        planners=planners,
         episodes=args.episodes,
         prior_steps=50 if args.quick else 10_000,
         model_settings=_model_settings(args.quick),
-        planner_settings=(("latents", "1"), *((("plans", "10"),) if args.quick else ())),
+        planner_settings=_planner_settings(planners, args.quick),
         elsewhere=planner_names(args.also_in),
     )
     print("HalfCheetah, 1000 steps per episode: a policy learned from bundled data, alone and with planning on top,")
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_settings(quick: bool) -> tuple[tuple[str, str], ...]:
-    if quick:
-        return (("epochs", "1"), ("decoder_epochs", "1"), ("elites", "2"), ("members", "2"), ("hidden", "32,32"))
-    return (("epochs", "25"), ("decoder_epochs", "30"))
+    small = (("elites", "2"), ("members", "2"), ("hidden", "32,32"))
+    return (("epochs", "1"), *small) if quick else (("epochs", "25"),)
+
+
+def _planner_settings(planners: tuple[str, ...], quick: bool) -> tuple[tuple[str, str], ...]:
+    latents = (("latents", "1"),) if "refplan" in planners else ()
+    return (*latents, ("plans", "10")) if quick and set(planners) - {"prior"} else latents

@@ -154,6 +154,7 @@ def _smallest(cpu: dict[str, Any]) -> dict[str, Any]:
     tiny = _read("tiny")
     sizes = [tiny.pop("sizes")] if cpu.get("sizes") else []
     kept = {name: value[: 2 if name in ("worlds", "draws") else 1] for name, value in cpu.items() if _is_list(value)}
+    tiny["planner_settings"] = {**cpu.get("planner_settings", {}), **tiny["planner_settings"]}
     return {**cpu, **kept, **tiny, "sizes": sizes}
 
 
