@@ -248,4 +248,4 @@ def test_the_demo_runs_and_shows_itself_again_at_once(capsys, tmp_path, monkeypa
     assert code == 0
     assert "cql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
     code, out, _ = ask(capsys, *command)
-    assert code == 0 and out.count("there already") == 9
+    assert code == 0 and out.count("there already") == 10

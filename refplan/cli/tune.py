@@ -201,10 +201,11 @@ def _agreement(args: argparse.Namespace, trials: list[Any], online: Objective, s
         value, _ = online(trial.settings)
         pairs.append({"settings": trial.settings, args.objective: trial.value, "online": value})
         say(f"online: {value:.0f} where {args.objective} said {trial.value:.2f}")
+    found = spearman(*(np.array([p[n] for p in pairs]) for n in (args.objective, "online")))
     return {
         "settings": len(pairs),
         "episodes": args.episodes * len(pairs),
-        "rank_correlation": spearman(*(np.array([p[n] for p in pairs]) for n in (args.objective, "online"))),
+        "rank_correlation": found if np.isfinite(found) else None,  # all alike: there is no order to agree on
         "pairs": pairs,
     }
 
@@ -227,6 +228,8 @@ def _show(args: argparse.Namespace, document: dict[str, Any]) -> None:
     print(f"{len(document['trials'])} settings, {spent['episodes']:.0f} episodes in the task, {spent['seconds']:.0f} s")
     if "agreement" in document:
         found = document["agreement"]
-        print(f"rank correlation with the task over {found['settings']} settings: {found['rank_correlation']:.2f}")
+        agrees = found["rank_correlation"]
+        said = "undefined, all earned the same" if agrees is None else f"{agrees:.2f}"
+        print(f"rank correlation with the task over {found['settings']} settings: {said}")
     flags = " ".join(f"--{name} {number(value)}" for name, value in document["best"]["settings"].items())
     print(f"use it: refplan evaluate {args.folder} --planner {args.planner} {flags}")
