@@ -36,7 +36,7 @@ START_S = 20.0  # to begin a process, load, compile
 STEP_S = 2e-4  # one step of one simulated robot, and the way to it and back
 EPISODE_STEPS = {"halfcheetah": 1000}  # it never falls
 OTHER_STEPS = 500
-# Everything that is not a product, as a factor on the time of the products; measured on two cores (docs/reproduce.md).
+# Everything that is not a product, as a factor on the time of the products; guessed, then compared with a few runs.
 TRAINING, PLANNING = 1.6, 1.3
 SEARCH = {"horizon": 3, "latents": 7}  # a middling point of the paper's grid
 
@@ -192,10 +192,6 @@ def _tune_cost(cell: Cell, rows: int) -> tuple[float, float]:
     return chosen["trials"] * gflop, chosen["trials"] * simulated
 
 
-def _epochs_cost(cell: Cell, rows: int) -> tuple[float, float]:
-    return _model_cost(cell, rows)
-
-
 def _steps_cost(cell: Cell, rows: int) -> tuple[float, float]:
     chosen = cell.settings
     named = (chosen["planner"], chosen["planner_preset"], chosen["dataset"], chosen["method"])
@@ -207,6 +203,6 @@ _COSTS = {
     "prior": _prior_cost,
     "evaluate": _evaluate_cost,
     "tune": _tune_cost,
-    "epochs": _epochs_cost,
+    "epochs": _model_cost,
     "steps": _steps_cost,
 }

@@ -27,6 +27,11 @@ def count(text: str) -> int:
     return number
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """`"prior, loop"` as names."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def show(what: Any) -> None:
     """Print something of rich's; a pipe has no width of its own, and a table cut at 80 columns would lose numbers."""
     from rich.console import Console

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from refplan.cli.common import count
+from refplan.cli.common import count, names_in
 
 
 def add(commands: Any) -> None:
@@ -30,18 +30,18 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """`refplan run` with settings for a few minutes."""
-    from refplan.cli.run import carry_out, planner_names
+    from refplan.cli.run import carry_out
     from refplan.experiments.line import Plan
 
-    planners = planner_names(args.planners)
+    planners = names_in(args.planners)
     plan = Plan(
         method="cql",
         planners=planners,
         episodes=args.episodes,
         prior_steps=50 if args.quick else 10_000,
         model_settings=_model_settings(args.quick),
-        planner_settings=_planner_settings(planners, args.quick),
-        elsewhere=planner_names(args.also_in),
+        planner_settings=(("plans", "10"),) if args.quick and set(planners) - {"prior"} else (),
+        elsewhere=names_in(args.also_in),
     )
     print("HalfCheetah, 1000 steps per episode: a policy learned from bundled data, alone and with planning on top,")
     print("in the world of the data and in one that it did not show.")
@@ -52,8 +52,3 @@ def run(args: argparse.Namespace) -> int:
 def _model_settings(quick: bool) -> tuple[tuple[str, str], ...]:
     small = (("elites", "2"), ("members", "2"), ("hidden", "32,32"))
     return (("epochs", "1"), *small) if quick else (("epochs", "25"),)
-
-
-def _planner_settings(planners: tuple[str, ...], quick: bool) -> tuple[tuple[str, str], ...]:
-    latents = (("latents", "1"),) if "refplan" in planners else ()
-    return (*latents, ("plans", "10")) if quick and set(planners) - {"prior"} else latents

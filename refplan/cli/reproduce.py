@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, print_json, print_table
-
-NAMES = "rq1, rq2, budget, rq3, rq4, nm-train, latents, priors, bayesopt, runtime"
+from refplan.cli.common import add_json, names_in, print_json, print_table
+from refplan.experiments.recipes import NAMES
 
 
 def add(commands: Any) -> None:
@@ -19,7 +18,7 @@ def add(commands: Any) -> None:
         "experiments, and draw their tables and figures beside the paper's own numbers. A finished cell is never made "
         "again, whichever experiment asks for it: the same command continues.",
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help=f"{NAMES}; or all")
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(NAMES)}; or all")
     parser.add_argument("--scale", default="cpu", help="cpu (hours on two cores), paper (its sizes), tiny (to try)")
     parser.add_argument("--out", default="reproduce", metavar="DIR", help="where everything goes (default reproduce/)")
     parser.add_argument("--data", metavar="DIR", help="folder of datasets (default data/ if there is one, else D4RL's)")
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def find_recipes(names: list[str]) -> list[Any]:
     """The declarations of the experiments a user named."""
-    from refplan.experiments.recipes import NAMES, load_recipe
+    from refplan.experiments.recipes import load_recipe
 
     return [load_recipe(name) for name in (NAMES if names == ["all"] else dict.fromkeys(names))]
 
@@ -77,7 +76,7 @@ def make_graph(args: argparse.Namespace, recipes: list[Any]) -> Any:
     from refplan.experiments.cells import Graph
     from refplan.experiments.shelf import find_shelf
 
-    beliefs = tuple(name.strip() for name in args.belief.split(",") if name.strip())
+    beliefs = names_in(args.belief)
     for name in beliefs:
         find_model(name)
     graph = Graph(find_shelf(args.data), fetch=not args.dry_run)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, count, print_json, print_table
+from refplan.cli.common import add_json, count, names_in, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -66,7 +66,7 @@ def make_plan(args: argparse.Namespace) -> Any:
     }
     return Plan(
         method=args.prior or "iql",
-        planners=planner_names(args.planners),
+        planners=names_in(args.planners),
         preset=args.preset,
         planner_preset=args.planner_preset,
         episodes=args.episodes,
@@ -74,14 +74,9 @@ def make_plan(args: argparse.Namespace) -> Any:
         critic_steps=args.critic_steps,
         policy=args.policy,
         belief=args.belief,
-        elsewhere=planner_names(args.also_in),
+        elsewhere=names_in(args.also_in),
         **changed,
     )
-
-
-def planner_names(text: str) -> tuple[str, ...]:
-    """`"prior, loop"` as names."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def carry_out(

@@ -49,8 +49,8 @@ class WorldBelief(NamedTuple):
     covariance: Float[Array, "latent latent"]
 
 
-class WorldsDynamics(AbstractLatentDynamics):
-    """The worlds around a learned one, and the belief which of them this is.
+class AbstractWorlds(eqx.Module):
+    """What is expected of other worlds before any of them is met: the settings of the belief.
 
     `gain_std`, `offset_std` (in standard deviations of the logged observations) and `drift_std` (in those of their
     change per step) say how different worlds are expected to be. The belief forgets towards the world of the data over
@@ -61,17 +61,26 @@ class WorldsDynamics(AbstractLatentDynamics):
     than they explain.
     """
 
+    gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5, kw_only=True)
+    offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3, kw_only=True)
+    drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1, kw_only=True)
+    memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0, kw_only=True)
+    noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0, kw_only=True)
+    outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0, kw_only=True)
+    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0, kw_only=True)
+
+    def expectations(self) -> dict[str, Scalar]:
+        """These settings by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(AbstractWorlds)}
+
+
+class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
+    """The worlds around a learned one, and the belief which of them this is."""
+
     base: AbstractMarkovDynamics
     obs_std: Float[Array, " obs"]
     change_std: Float[Array, " outputs"]  # of [s' - s, r]
     action_size: int = eqx.field(static=True)
-    gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5)
-    offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3)
-    drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
-    memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0)
-    noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
-    outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0)
-    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
 
     @property
     def termination(self) -> AbstractTermination:  # ty: ignore[incompatible-property-override], Equinox allows it

@@ -2,27 +2,17 @@
 
 from typing import Any
 
-import equinox as eqx
-import jax.numpy as jnp
-
 from refplan.data.dataset import Dataset
 from refplan.dynamics.ensemble import Ensemble, EnsembleBatch, EnsembleSource, EnsembleState
-from refplan.dynamics.worlds import WorldsDynamics, around
+from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
 from refplan.train import AbstractReviewingLearner
-from refplan.types import Flag, Key, Metrics, Scalar
+from refplan.types import Flag, Key, Metrics
 
 
-class Worlds(AbstractReviewingLearner):
-    """Everything is learned by the ensemble; the rest are the settings of `WorldsDynamics`."""
+class Worlds(AbstractReviewingLearner, AbstractWorlds):
+    """Everything is learned by the ensemble; the rest are the settings of the belief around it."""
 
     ensemble: Ensemble = Ensemble()
-    gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5)
-    offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3)
-    drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1)
-    memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0)
-    noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
-    outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0)
-    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0)
 
     def schedule(self, data: Dataset) -> tuple[int, int]:
         """The ensemble's."""
@@ -58,5 +48,4 @@ class Worlds(AbstractReviewingLearner):
 
     def result(self, state: EnsembleState) -> WorldsDynamics:
         """The worlds around the trained ensemble."""
-        names = ("gain_std", "offset_std", "drift_std", "memory", "noise", "outlier", "significance")
-        return around(self.ensemble.result(state), **{name: getattr(self, name) for name in names})
+        return around(self.ensemble.result(state), **self.expectations())

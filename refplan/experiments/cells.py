@@ -11,8 +11,6 @@ from typing import Any
 from refplan.experiments.shelf import Data, Shelf
 from refplan.experiments.workshop import digest_inputs
 
-KINDS = ("model", "prior", "evaluate", "tune", "epochs", "steps")
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -19,9 +19,10 @@ from refplan.cache import cache_folder
 from refplan.errors import MissingExtraError, RefplanError
 from refplan.experiments.cells import Cell
 from refplan.experiments.local import available_cpus
+from refplan.experiments.shelf import file_checksum
 from refplan.experiments.sweep import AbstractExecutor
 from refplan.experiments.work import Outcome, Request, add_to_log, do_cell, outcome_from
-from refplan.files import atomic_path, sha256
+from refplan.files import atomic_path
 
 NOT_SHIPPED = ("checkpoint.safetensors",)  # what only a training that goes on needs
 
@@ -70,7 +71,7 @@ class RayExecutor(AbstractExecutor):
         return min(node["Resources"].get("CPU", 1.0) for node in self.ray.nodes() if node["Alive"])
 
     def _ship_file(self, path: Path) -> tuple[str, list[Any]]:
-        key = f"{sha256(path)}{path.suffix}"
+        key = f"{file_checksum(path)}{path.suffix}"
         if key not in self.shipped:
             self.shipped[key] = self.ray.put(path.read_bytes())
         # Inside a list a reference stays a reference: the node fetches it only if it must.

@@ -22,7 +22,7 @@ from refplan.evaluation import check_agent, evaluate
 from refplan.experiments.spread import ActionSpread
 from refplan.experiments.workshop import Stage, Workshop, digest_inputs, inputs_of
 from refplan.planners import PLANNERS
-from refplan.planners.presets import make_planner, planner_settings_of
+from refplan.planners.presets import make_planner, planner_defaults, planner_settings_of
 from refplan.presets import with_settings
 from refplan.priors.fqe import FQE
 from refplan.priors.imagining import AbstractImaginingLearner
@@ -211,7 +211,7 @@ def evaluation_stage(
     if planner != "prior":
         made = None if model is None else model.made
         options: Any = {"preset": plan.planner_preset, "dataset": dataset, "method": prior.about["method"]}
-        known = planner_settings_of(make_planner(planner, prior.made, made))
+        known = planner_defaults(planner)
         changes = {name: value for name, value in plan.planner_settings if name in known}
         agent = make_planner(planner, prior.made, made, changes=changes, **options)
         settings = planner_settings_of(agent)

@@ -153,13 +153,11 @@ def _smallest(cpu: dict[str, Any]) -> dict[str, Any]:
     """The cpu scale cut to a size at which only the machinery is tried."""
     tiny = _read("tiny")
     sizes = [tiny.pop("sizes")] if cpu.get("sizes") else []
-    kept = {name: value[: 2 if name in ("worlds", "draws") else 1] for name, value in cpu.items() if _is_list(value)}
+    kept = {
+        name: value[: 2 if name in ("worlds", "draws") else 1] for name, value in cpu.items() if isinstance(value, list)
+    }
     tiny["planner_settings"] = {**cpu.get("planner_settings", {}), **tiny["planner_settings"]}
     return {**cpu, **kept, **tiny, "sizes": sizes}
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def change_scale(scale: Scale, changes: dict[str, str]) -> Scale:

@@ -59,7 +59,7 @@ class Shelf:
         """What tells this data from other data of the same name; without `fetch` nothing is downloaded."""
         if not fetch and self.folder is None and find_d4rl(f"{name}-v2") is None:
             return "not here yet"
-        return _checksum(self.path(name))
+        return file_checksum(self.path(name))
 
     def load(self, data: Data) -> Dataset:
         """The rows; they carry the plain name, by which presets know them."""
@@ -72,7 +72,8 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
+    """The checksum of a dataset's file, which may be large: read once per process."""
     return sha256(path)
 
 

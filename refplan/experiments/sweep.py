@@ -49,15 +49,17 @@ class Store:
     """The folder a sweep keeps everything in."""
 
     folder: Path
+    read: dict[str, Outcome] = field(default_factory=dict)  # finished cells: their files do not change any more
 
     def outcome(self, name: str) -> Outcome | None:
         """How a finished cell ended; None if it is not finished."""
         path = self.folder / "cells" / f"{name}.json"
-        if not path.is_file():
-            return None
+        if name in self.read or not path.is_file():
+            return self.read.get(name)
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            return Outcome(name, kept["stage"], tuple(kept["rows"]), kept["wall_s"])
+            self.read[name] = Outcome(name, kept["stage"], tuple(kept["rows"]), kept["wall_s"])
+            return self.read[name]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RefplanError(f"{path}: cannot be read ({error!r}). Remove it; the cell is then made again.") from None
 

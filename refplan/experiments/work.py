@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +44,14 @@ def outcome_from(values: dict[str, Any]) -> Outcome:
     return Outcome(**values)._replace(rows=tuple(values["rows"]))
 
 
-class Bench(NamedTuple):
+@dataclass(frozen=True)
+class Bench:
     """What a kind of cell works with."""
 
     request: Request
     shop: Any
     shelf: Any
+    stages: dict[str, Any] = field(default_factory=dict)  # those read already: a search asks at every trial
 
     @property
     def seed(self) -> int:
@@ -67,8 +70,11 @@ class Bench(NamedTuple):
 
         if role not in self.request.stages:
             return None
-        stage = self.shop.found(self.request.stages[role])
-        return worlds_around(stage) if role == "model" and self.request.settings.get("around") else stage
+        if role not in self.stages:
+            stage = self.shop.found(self.request.stages[role])
+            around = role == "model" and self.request.settings.get("around")
+            self.stages[role] = worlds_around(stage) if around else stage
+        return self.stages[role]
 
     def plan(self, **settings: Any) -> Any:
         """The settings of the line, as the stages want them."""

@@ -138,7 +138,7 @@ def _difference(prior: Evaluation, planned: Evaluation, scored: bool) -> np.ndar
 
 
 def _scored(rows: Sequence[Evaluation]) -> bool:
-    return all(row.score is not None and (row.returns is None or _slope(row.world)) for row in rows)
+    return all(row.score is not None and (row.returns is None or score_slope(row.world)) for row in rows)
 
 
 def _mean(row: Evaluation, scored: bool) -> float:
@@ -149,10 +149,10 @@ def _values(row: Evaluation, scored: bool) -> np.ndarray:
     """Scores (or returns) per episode; without them the mean alone. Scores are returns on another scale."""
     if row.returns is None:
         return np.array([_mean(row, scored)])
-    return _mean(row, scored) + (row.returns - row.returns.mean()) * (_slope(row.world) if scored else 1.0)
+    return _mean(row, scored) + (row.returns - row.returns.mean()) * (score_slope(row.world) if scored else 1.0)
 
 
-def _slope(world: str) -> float:
+def score_slope(world: str) -> float:
     """Score points per unit of return, from the task's references; 0 where there are none."""
     from refplan.data.tasks import TASKS, task
 

@@ -47,7 +47,7 @@ def build_page(found: Found, title: str) -> str:
         problems(found),
         gains_table(gains),
         results(found.evaluations, entries),
-        _asset("explorer.html").replace("{{options}}", _options(recordings)) if recordings else _no_recording(),
+        asset("explorer.html").replace("{{options}}", _options(recordings)) if recordings else _no_recording(),
         judged,
         curves(found.trainings),
         provenance(found, made),
@@ -56,8 +56,8 @@ def build_page(found: Found, title: str) -> str:
     values = {
         "title": escape(title),
         "version": escape(__version__),
-        "style": _asset("page.css"),
-        "script": _asset("page.js") + _asset("explorer.js"),
+        "style": asset("page.css"),
+        "script": asset("page.js") + asset("explorer.js"),
         "links": _links(body),
         "verdict": chosen.verdict if chosen else "unclear",
         "headline": escape(headline(entries, gains)),
@@ -66,10 +66,16 @@ def build_page(found: Found, title: str) -> str:
         # In a script element only "<" could end it early.
         "recordings": json.dumps(recordings, allow_nan=False).replace("<", "\\u003c"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
+    return fill_page(values)
 
 
-def _asset(name: str) -> str:
+def fill_page(values: dict[str, str]) -> str:
+    """The template of every page, with its places filled."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], asset("page.html"))
+
+
+def asset(name: str) -> str:
+    """A style sheet, script or template that pages are made of."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from refplan.experiments.recipes import Recipe, Table, published
 from refplan.report.charts import number
+from refplan.report.gain import score_slope
 from refplan.report.html import UNKNOWN
 from refplan.stats import STATISTICS, Interval, improvement_interval, interval, mean_interval
 
@@ -37,11 +38,7 @@ def _episodes(row: dict[str, Any], value: str) -> np.ndarray:
     if value == "return":
         return returns
     # The score is linear in the return; the row knows the mean of both, and the robot the slope.
-    from refplan.data.tasks import task
-
-    references = task(row["world"]).references
-    slope = 100.0 / (references.high - references.low) if references else 0.0
-    return float(row["score"]) + slope * (returns - returns.mean())
+    return float(row["score"]) + score_slope(row["world"]) * (returns - returns.mean())
 
 
 def make_tables(recipe: Recipe, rows: Rows) -> list[Shown]:

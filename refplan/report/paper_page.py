@@ -10,7 +10,7 @@ from refplan._version import __version__
 from refplan.experiments.recipes import Recipe
 from refplan.files import write_text
 from refplan.report.html import code, figures, pairs, section, table, words
-from refplan.report.page import ASSETS
+from refplan.report.page import asset, fill_page
 from refplan.report.paper import Shown, make_tables
 from refplan.report.paper_figures import draw_figure
 from refplan.store import read_results
@@ -62,8 +62,8 @@ def page(recipe: Recipe, tables: list[Shown], rows: list[dict[str, Any]], note: 
     values = {
         "title": escape(recipe.title),
         "version": escape(__version__),
-        "style": _asset("page.css") + "figure.paper svg{max-width:100%;height:auto;background:#fff}",
-        "script": _asset("page.js"),
+        "style": asset("page.css") + "figure.paper svg{max-width:100%;height:auto;background:#fff}",
+        "script": asset("page.js"),
         "links": "",
         "verdict": "unclear",
         "headline": escape(note or "No cell has finished yet."),
@@ -71,11 +71,7 @@ def page(recipe: Recipe, tables: list[Shown], rows: list[dict[str, Any]], note: 
         "made": escape(max((str(row.get("made", "")) for row in rows), default="")),
         "recordings": "[]",
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+    return fill_page(values)
 
 
 def _cell(text: str) -> Any:
