@@ -2,6 +2,7 @@
 shows the same words."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -115,6 +116,8 @@ def test_data_without_an_environment_is_trained_on_and_judged(lab):
     assert "note: only 59 transitions: far too few to learn" in out
     assert "note: the data names no environment" in out
     assert "[4/4] diagnosis-ensemble" in out and "evaluation" not in out
+    judged = json.loads((lab / "logs" / "ensemble" / "diagnosis.json").read_text())["diagnoses"]["home"]
+    assert judged["verdict"] in " ".join(out.split()), "the verdict is said where the model was judged"
     assert (lab / "logs" / "report.html").is_file() and not (lab / "logs" / "results.csv").exists()
     code, _, err = ask("tune logs --planner loop --objective online")
     assert code == 2 and "unknown task 'logs'" in err

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,10 @@ def diagnosis_stage(shop: Workshop, data: Dataset, model: Stage, prior: Stage, s
         document = {"run": model.name, "home_is_training_data": True, "diagnoses": {"home": found.to_dict()}}
         return {**document, "text": found.text()}
 
-    return shop.document(f"diagnosis-{model.name}", inputs, make)
+    stage = shop.document(f"diagnosis-{model.name}", inputs, make)
+    verdict = stage.made["diagnoses"]["home"]["verdict"]
+    shop.say(textwrap.fill(verdict, 110, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    return stage
 
 
 def evaluation_stage(
