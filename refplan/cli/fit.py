@@ -30,6 +30,12 @@ def add(commands: Any) -> None:
                 help="for mopo, combo and maple: the run folder whose model to imagine with (default: the model in "
                 "--out, which is trained first if there is none)",
             )
+            command.add_argument(
+                "--worlds",
+                action="store_true",
+                help="learn what to do when actuators weaken or fail, in worlds made from the model; refplan with a "
+                "belief over worlds then tells the policy how strong they are",
+            )
         add_training_options(command)
         command.set_defaults(run=run, parser=command, kept_in="out")
 
@@ -59,13 +65,30 @@ def run_prior(args: argparse.Namespace) -> int:
     data = load(args.data, task=args.task)
     preset = load_preset(args.method, args.preset, data.meta.name)
     preset = preset._replace(learner=_with_options(preset.learner, args))
-    if not isinstance(preset.learner, AbstractImaginingLearner):
+    imagines = isinstance(preset.learner, AbstractImaginingLearner)
+    if args.worlds:
+        return _report(args, _train_in_worlds(args, data, preset, imagines))
+    if not imagines:
         if args.model:
             raise RefplanError(f"--model {args.model}: {args.method} learns without a model. Leave it out.")
         return _report(args, _train(args, "prior", args.method, data, preset))
     model = _find_model(args, data)
     preset = preset._replace(learner=dataclasses.replace(preset.learner, model=model))
     return _report(args, _train(args, "prior", args.method, data, preset, {"model": args.model or args.out}))
+
+
+def _train_in_worlds(args: argparse.Namespace, data: Any, preset: Any, imagines: bool) -> dict[str, Any]:
+    """A prior that knows what to do about weak actuators, from worlds made out of the model."""
+    from refplan.dynamics.labelled import in_worlds
+    from refplan.errors import RefplanError
+
+    if args.method in ("bc", "mbop", "maple"):
+        why = "carries its own idea of the world" if args.method == "maple" else "has no value to learn with"
+        raise RefplanError(f"--worlds: {args.method} {why}; take cql, iql, edac, mopo or combo.")
+    labelled = in_worlds(data, _find_model(args, data), seed=args.seed)
+    if imagines:
+        preset = preset._replace(learner=dataclasses.replace(preset.learner, model=labelled.model))
+    return _train(args, "prior", args.method, data, preset, {"model": args.model or args.out, "worlds": True}, labelled)
 
 
 def run_dynamics(args: argparse.Namespace) -> int:
@@ -107,7 +130,13 @@ def _find_model(args: argparse.Namespace, data: Any) -> Any:
 
 
 def _train(
-    args: argparse.Namespace, part: str, name: str, data: Any, preset: Any, more: dict[str, Any] | None = None
+    args: argparse.Namespace,
+    part: str,
+    name: str,
+    data: Any,
+    preset: Any,
+    more: dict[str, Any] | None = None,
+    labelled: Any = None,
 ) -> dict[str, Any]:
     """Train one part of a run folder; its checkpoint and curves live in a folder of their own inside."""
     import jax.random as jr
@@ -123,7 +152,9 @@ def _train(
     settings = {key: value for key, value in settings_of(learner).items() if not key.startswith("model.")}
     logs = extra_logs(args, folder / part, settings)
     steps, key = args.steps or preset.steps, jr.key(args.seed)
-    made = fit(learner, data, key=key, steps=steps, every=args.every, folder=folder / part, logs=logs, show=True)
+    rows = data if labelled is None else labelled.data
+    made = fit(learner, rows, key=key, steps=steps, every=args.every, folder=folder / part, logs=logs, show=True)
+    made = made if labelled is None else labelled.wrap(made)
     wall = training_seconds(folder / part)
     about = {"method": name, "preset": args.preset, "updates": steps, "source": " ".join(preset.notes), **(more or {})}
     about = {key: value for key, value in about.items() if value is not None}

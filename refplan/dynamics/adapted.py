@@ -7,9 +7,53 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from refplan.agent import AbstractAgent, AbstractPrior
+from refplan.agent import AbstractAgent, AbstractPrior, prior_bound
 from refplan.dynamics.worlds import World, WorldBelief, WorldsDynamics
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
+
+
+class Conditioned(AbstractPrior):
+    """pi(a | s, g), V(s, g): a prior that was trained with the actuators' gains g behind its observations.
+
+    Alone it takes all actuators for whole, g = 1, and is a prior like any other.
+    """
+
+    prior: AbstractPrior
+    gain: Float[Array, " act"] = eqx.field(converter=jnp.asarray)
+
+    @property
+    def low(self) -> Action:
+        """The prior's bound."""
+        return prior_bound(self.prior, "low")
+
+    @property
+    def high(self) -> Action:
+        """The prior's bound."""
+        return prior_bound(self.prior, "high")
+
+    def start(self) -> State:
+        """The prior's."""
+        return self.prior.start()
+
+    def observe(self, state: State, transition: Transition) -> State:
+        """The prior's, with the gains on view."""
+        seen = transition._replace(obs=self._view(transition.obs), next_obs=self._view(transition.next_obs))
+        return self.prior.observe(state, seen)
+
+    def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
+        """The prior's, with the gains on view."""
+        return self.prior.act(state, self._view(obs), key)
+
+    def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
+        """The prior's, with the gains on view."""
+        return self.prior.sample(state, self._view(obs), key)
+
+    def value(self, state: State, obs: Obs) -> Scalar:
+        """The prior's, with the gains on view."""
+        return self.prior.value(state, self._view(obs))
+
+    def _view(self, obs: Obs) -> Float[Array, " both"]:
+        return jnp.concatenate([obs, self.gain])
 
 
 class Adapted(AbstractPrior):
@@ -18,8 +62,7 @@ class Adapted(AbstractPrior):
     In a world whose ground lies higher, the prior sees the robot as it would stand at home; an actuator at half its
     strength gets twice the command, as far as the bounds allow (never more than 1 / `weakest` times).
 
-    A prior that was trained with the gains behind its observations (`conditioned`, see `dynamics/relabel.py`) knows
-    itself what to do about them: pi(a | s - o, g), V(s - o, g).
+    A `Conditioned` prior knows itself what to do about gains: pi(a | s - o, g), V(s - o, g).
     """
 
     prior: AbstractPrior
@@ -27,7 +70,6 @@ class Adapted(AbstractPrior):
     low: Action = eqx.field(converter=jnp.asarray)
     high: Action = eqx.field(converter=jnp.asarray)
     weakest: Scalar = eqx.field(converter=jnp.asarray, default=0.2)
-    conditioned: bool = eqx.field(static=True, default=False)
     latent: Float[Array, " latent"] | None = None  # None: home
 
     def under(self, hypothesis: Float[Array, " latent"]) -> "Adapted":
@@ -40,43 +82,45 @@ class Adapted(AbstractPrior):
 
     def observe(self, state: State, transition: Transition) -> State:
         """The prior reflects on the step as it would have been at home."""
-        world = self.world
+        prior, world = self._told()
         step = transition._replace(
-            obs=self._view(world, transition.obs),
-            action=transition.action if self.conditioned else transition.action * world.gain,
-            next_obs=self._view(world, transition.next_obs),
+            obs=transition.obs - world.offset,
+            action=transition.action * world.gain,
+            next_obs=transition.next_obs - world.offset,
         )
-        return self.prior.observe(state, step)
+        return prior.observe(state, step)
 
     def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
         """The prior's action at home, as this world needs it."""
-        world = self.world
-        action, state = self.prior.act(state, self._view(world, obs), key)
+        prior, world = self._told()
+        action, state = prior.act(state, obs - world.offset, key)
         return self._command(world, action), state
 
     def sample(self, state: State, obs: Obs, key: Key) -> tuple[Action, Scalar]:
         """A sampled action at home, as this world needs it; its density is that of the action at home."""
-        world = self.world
-        action, density = self.prior.sample(state, self._view(world, obs), key)
+        prior, world = self._told()
+        action, density = prior.sample(state, obs - world.offset, key)
         return self._command(world, action), density
 
     def value(self, state: State, obs: Obs) -> Scalar:
         """The prior's value of the state as it looks at home."""
-        return self.prior.value(state, self._view(self.world, obs))
+        prior, world = self._told()
+        return prior.value(state, obs - world.offset)
 
     @property
     def world(self) -> World:
         """Where the prior believes to be, in natural units."""
         return self.worlds.read(self.worlds.home() if self.latent is None else self.latent)
 
-    def _view(self, world: World, obs: Obs) -> Obs:
-        """What the prior sees."""
-        seen = obs - world.offset
-        return jnp.concatenate([seen, world.gain]) if self.conditioned else seen
+    def _told(self) -> tuple[AbstractPrior, World]:
+        """The prior, and the world as it is left for the prior to be told about."""
+        world = self.world
+        if not isinstance(self.prior, Conditioned):
+            return self.prior, world
+        knowing = dataclasses.replace(self.prior, gain=jnp.minimum(world.gain, 1.0))
+        return knowing, world._replace(gain=jnp.ones_like(world.gain))
 
     def _command(self, world: World, action: Action) -> Action:
-        if self.conditioned:
-            return action
         return jnp.clip(action / jnp.maximum(world.gain, self.weakest), self.low, self.high)
 
 

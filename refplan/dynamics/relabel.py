@@ -41,7 +41,9 @@ def with_gains(
     names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     bag = {"starts": np.zeros(1, np.int64), "sequential": False, "qpos": None, "qvel": None, "known_next": None}
-    return dataclasses.replace(rows, **joined, **bag)
+    box = {"action_low": tuple(map(float, low)), "action_high": tuple(map(float, high))}
+    # No simulator shows gains in its observations, so the rows belong to no environment any more.
+    return dataclasses.replace(rows, **joined, **bag, meta=dataclasses.replace(rows.meta, env_id=None, **box))
 
 
 def _labelled(rows: Dataset, gains: Float[np.ndarray, "rows act"], changed: dict[str, np.ndarray]) -> Dataset:
