@@ -20,7 +20,8 @@ from refplan.data.sources import load
 from refplan.dynamics.belief import BeliefDynamics, BeliefModel
 from refplan.dynamics.encoding import encode_rows, place_episodes
 from refplan.dynamics.ensemble import Ensemble
-from refplan.train import AbstractLearner, _updates, own_buffers
+from refplan.learner import AbstractLearner
+from refplan.train import _updates, own_buffers
 
 CHUNK, ROUNDS = 5, 5
 STEPS = 1000  # of an episode to encode

@@ -25,7 +25,8 @@ _HOME = {
     "refplan.dynamics.ensemble": ("Ensemble",),
     "refplan.dynamics.true": ("make_true_dynamics",),
     "refplan.evaluation": ("evaluate",),
-    "refplan.files": ("register",),
+    "refplan.learner": ("AbstractLearner",),
+    "refplan.modules": ("register",),
     "refplan.planners.critic_choice": ("CriticChoice",),
     "refplan.planners.loop": ("LOOP",),
     "refplan.planners.mppi": ("MPPI",),
@@ -53,7 +54,7 @@ _HOME = {
     "refplan.priors.policy": ("GaussianPolicy", "from_bundled"),
     "refplan.priors.sac": ("SAC",),
     "refplan.store": ("load_run", "save"),
-    "refplan.train": ("AbstractLearner", "fit"),
+    "refplan.train": ("fit",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 

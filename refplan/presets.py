@@ -13,8 +13,8 @@ import numpy as np
 
 from refplan.data.names import D4RL_ENVS, D4RL_KINDS
 from refplan.errors import RefplanError, unknown_name
+from refplan.learner import AbstractLearner
 from refplan.settings import settings_of
-from refplan.train import AbstractLearner
 
 T = TypeVar("T")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module, sha256, write_text
+from refplan.files import sha256, write_text
 from refplan.logs import read_csv
+from refplan.modules import load_module, save_module
 from refplan.provenance import command, commit, provenance
 from refplan.settings import settings_of, to_toml
 

@@ -5,15 +5,10 @@ function of the key and `i`, and checkpoints hold the state and `i`, so a resume
 for bit.
 """
 
-import os
-import signal
-import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,77 +19,22 @@ from jaxtyping import Array, Int
 
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
-from refplan.files import load_leaves, read_header, save_leaves
+from refplan.files import read_header
+from refplan.interrupts import Interrupts
+from refplan.learner import (
+    AbstractLearner,
+    AbstractReviewingLearner,
+    AbstractStagedLearner,
+    AbstractWatchedLearner,
+    check_sizes,
+)
 from refplan.logs import AbstractLog, CsvLog, Row
+from refplan.modules import load_leaves, save_leaves
 from refplan.progress import progress
 from refplan.settings import differences, settings_of
-from refplan.types import Flag, Key, Metrics, State
+from refplan.types import Key, Metrics, State
 
 Log = Callable[[int, Row], None]
-
-
-class AbstractLearner(eqx.Module):
-    """Something `fit` can train: an agent's or a model's learning rule with its hyper-parameters as fields."""
-
-    @abstractmethod
-    def prepare(self, data: Dataset) -> Any:
-        """The data on the device, in the form `batch` draws from."""
-
-    @abstractmethod
-    def init(self, data: Dataset, key: Key) -> State:
-        """Networks, optimiser states, normalisers: everything that is learned or carried."""
-
-    @abstractmethod
-    def batch(self, source: Any, state: State, key: Key) -> Any:
-        """Draw what one update needs."""
-
-    @abstractmethod
-    def update(self, state: State, batch: Any, key: Key) -> tuple[State, Metrics]:
-        """One update."""
-
-    @abstractmethod
-    def result(self, state: State) -> Any:
-        """The trained agent or model."""
-
-
-class AbstractReviewingLearner(AbstractLearner):
-    """A learner that looks up between chunks of updates: to validate and stop early, or to refresh imagined data."""
-
-    @abstractmethod
-    def schedule(self, data: Dataset) -> tuple[int, int]:
-        """(updates between reviews, most updates), for when the caller does not say."""
-
-    @abstractmethod
-    def hold_out(self, data: Dataset, key: Key) -> tuple[Dataset, Dataset | None]:
-        """(training, held-out) data, for when the caller gives no held-out data."""
-
-    @abstractmethod
-    def review(self, state: State, source: Any, held: Any, key: Key) -> tuple[State, Metrics]:
-        """Called after every chunk with the prepared training and held-out data (`None` without any)."""
-
-    @abstractmethod
-    def finished(self, state: State) -> Flag:
-        """Whether training may stop now."""
-
-
-class AbstractStagedLearner(AbstractReviewingLearner):
-    """A learner whose result is the beginning of another training."""
-
-    @abstractmethod
-    def following(self, result: Any) -> AbstractLearner:
-        """The learner of the next stage; `fit` returns what the last one gives."""
-
-
-class AbstractWatchedLearner(AbstractLearner):
-    """A learner whose metrics can show that training has run away long before anything becomes infinite."""
-
-    @abstractmethod
-    def trouble(self, row: Row) -> str:
-        """What is wrong in a row of averaged metrics; empty when nothing is."""
-
-
-class Interrupted(RefplanError):
-    """Training was stopped by the user or the system; everything up to `step` is saved."""
 
 
 class Diverged(RefplanError):
@@ -139,31 +79,6 @@ def fit(
     following = learner.following(result)
     folder = None if folder is None else folder / type(following).__name__.lower()
     return fit(following, data, held, key=key_next, folder=folder, logs=logs, save_seconds=save_seconds, show=show)
-
-
-# Settings that count something: with none of it there is nothing to train.
-_COUNTS = (
-    "batch_size",
-    "critics",
-    "decoder_batch",
-    "epochs",
-    "hidden",
-    "lanes",
-    "latent",
-    "length",
-    "members",
-    "memory",
-)
-
-
-def check_sizes(learner: AbstractLearner) -> None:
-    """Sizes of at least 1 and rates above 0; a network of no width fails in ways that say nothing."""
-    for name, value in settings_of(learner).items():
-        last, values = name.rpartition(".")[2], np.ravel(value) if not isinstance(value, str) else np.zeros(0)
-        if last in _COUNTS and (values < 1).any():
-            raise RefplanError(f"setting '{name}' of {type(learner).__name__} must be at least 1, got {value}.")
-        if (last == "rate" or last.endswith("_rate")) and (values < 0).any():
-            raise RefplanError(f"setting '{name}' of {type(learner).__name__} must not be negative, got {value}.")
 
 
 def _train(run: "_Run", held: Dataset | None, show: bool | None) -> Any:
@@ -288,36 +203,6 @@ def training_seconds(folder: str | Path) -> float:
     """How long the training in a folder took, all its sittings together."""
     checkpoints = Path(folder).rglob("checkpoint.safetensors")  # further stages have folders of their own inside
     return float(sum(read_header(checkpoint)["wall_s"] for checkpoint in checkpoints))
-
-
-class Interrupts:
-    """Ctrl-C and termination requests wait for the running chunk, so that it can be saved; a second one does not."""
-
-    def __init__(self) -> None:
-        self.seen = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen:
-            raise KeyboardInterrupt
-        self.seen = True
-        # Not `print`: a signal may come in the middle of one.
-        os.write(2, b"\nstopping after the running chunk of updates, which is saved; again: at once, without it\n")
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def leave(self, where: str, folder: Path | None) -> NoReturn:
-        """Say what is saved and how to go on."""
-        kept = "nothing was saved (no folder given)" if folder is None else f"saved in {folder}"
-        raise Interrupted(f"stopped at {where}, {kept}. Run the same command again to resume.")
 
 
 def own_buffers(state: State) -> State:

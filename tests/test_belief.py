@@ -22,9 +22,10 @@ from refplan.dynamics.belief_decoder import BeliefDecoder
 from refplan.dynamics.belief_dynamics import is_weight
 from refplan.dynamics.encoding import encode_rows, place_episodes
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module
+from refplan.interrupts import Interrupted
 from refplan.logs import read_csv
-from refplan.train import Interrupted, fit
+from refplan.modules import load_module, save_module
+from refplan.train import fit
 from refplan.types import Transition
 
 

@@ -16,9 +16,9 @@ from refplan.data.check import check_dataset
 from refplan.data.dataset import Meta
 from refplan.data.tasks import task
 from refplan.errors import RefplanError
-from refplan.files import load_module
+from refplan.interrupts import Interrupted
+from refplan.modules import load_module
 from refplan.priors.sac import SAC
-from refplan.train import Interrupted
 
 TINY = SAC(hidden=(8,), batch_size=8)
 

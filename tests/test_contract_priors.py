@@ -10,10 +10,11 @@ from cases import ALL_PRIORS, SWEPT
 from worlds import HIGH, LOW, ragged
 
 from refplan.agent import AbstractPolicy, AbstractPrior
-from refplan.files import load_module, save_module
+from refplan.learner import AbstractLearner
+from refplan.modules import load_module, save_module
 from refplan.presets import with_settings
 from refplan.priors import PRIORS, find_prior
-from refplan.train import AbstractLearner, fit
+from refplan.train import fit
 
 DATA = ragged()
 STEPS = 6

@@ -28,7 +28,7 @@ from refplan.dynamics.diagnose_data import Randomness, cut_segments, eligible_ro
 from refplan.dynamics.diagnose_latent import gaussian_kl
 from refplan.dynamics.diagnose_measure import measure_ends, rank, spearman
 from refplan.errors import RefplanError
-from refplan.files import register
+from refplan.modules import register
 from refplan.store import save
 
 SHRINK = 0.9  # the linear world: s' = SHRINK s + a + noise, r = s[0] + 0.5 a[0] + noise

@@ -14,8 +14,8 @@ from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.ensemble import Ensemble, weight_decay
 from refplan.dynamics.members import Snapshot
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module
 from refplan.logs import read_csv
+from refplan.modules import load_module, save_module
 from refplan.train import fit
 
 # s' = s + A s + B a + noise, r = C s + D a + noise

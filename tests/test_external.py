@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from refplan.errors import MissingExtraError, RefplanError
-from refplan.files import save_arrays, save_module
+from refplan.files import save_arrays
+from refplan.modules import save_module
 from refplan.nn import Normaliser, identity_normaliser
 from refplan.priors.external import (
     corl_normaliser,

@@ -14,18 +14,8 @@ from safetensors.numpy import save_file
 
 from refplan.agent import RandomAgent
 from refplan.errors import RefplanError
-from refplan.files import (
-    FORMAT,
-    atomic_path,
-    load_arrays,
-    load_leaves,
-    load_module,
-    register,
-    save_arrays,
-    save_leaves,
-    save_module,
-    write_text,
-)
+from refplan.files import FORMAT, atomic_path, load_arrays, save_arrays, write_text
+from refplan.modules import load_leaves, load_module, register, save_leaves, save_module
 from refplan.nn import fit_normaliser, make_ensemble, make_mlp
 
 
@@ -92,7 +82,7 @@ def test_foreign_newer_and_missing_files(tmp_path):
         load_module(tmp_path / "bare")
 
 
-@pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen", "refplan.files:os", "refplan.cli:main"])
+@pytest.mark.parametrize("kind", ["os:system", "subprocess:Popen", "refplan.modules:re", "refplan.cli:main"])
 def test_a_file_cannot_name_code_to_run(tmp_path, kind):
     structure = {"class": kind, "fields": {}}
     save_arrays(tmp_path / "bad", {}, {"structure": structure})
@@ -128,11 +118,11 @@ def test_own_functions_need_registering_and_are_found_by_name(tmp_path, monkeypa
     net = make_mlp((1, 1, 1), jr.key(0), halve)
     with pytest.raises(RefplanError, match=r"test_files:halve.*decorate it with refplan\.register"):
         save_module(tmp_path / "net", net)
-    monkeypatch.setattr("refplan.files._EXTRA_FUNCTIONS", {})
+    monkeypatch.setattr("refplan.modules._EXTRA_FUNCTIONS", {})
     assert register(halve) is halve
     save_module(tmp_path / "net", net)
     assert load_module(tmp_path / "net").activation is halve
-    monkeypatch.setattr("refplan.files._EXTRA_FUNCTIONS", {})
+    monkeypatch.setattr("refplan.modules._EXTRA_FUNCTIONS", {})
     with pytest.raises(RefplanError, match=r"function 'test_files:halve', which is not registered"):
         load_module(tmp_path / "net")
 
@@ -156,7 +146,7 @@ def test_another_process_reads_the_same_agent(tmp_path):
     agent = RandomAgent(jnp.asarray([-2.0, -1.0]), jnp.asarray([2.0, 0.5]))
     save_module(tmp_path / "agent", agent)
     code = (
-        "import sys, jax.random as jr, jax.numpy as jnp; from refplan.files import load_module;"
+        "import sys, jax.random as jr, jax.numpy as jnp; from refplan.modules import load_module;"
         "a = load_module(sys.argv[1]); print(a.act((), jnp.zeros(3), jr.key(1))[0].tolist())"
     )
     out = subprocess.run(

@@ -11,9 +11,10 @@ ROOT = Path(__file__).parent.parent / "refplan"
 LAYERS = [
     ["_version", "errors", "cache", "registry"],
     ["types", "settings", "provenance"],
-    ["nn", "gru", "risk", "agent", "files", "progress"],
-    ["logs"],
+    ["nn", "gru", "risk", "agent", "files", "progress", "interrupts"],
+    ["logs", "modules"],
     ["data"],
+    ["learner"],
     ["train"],
     ["presets"],
     ["dynamics"],

@@ -11,7 +11,7 @@ import pytest
 import worlds
 from imagined import HintModel, hint_data, judged, probe_model, tiny_ensemble
 
-from refplan.files import load_leaves, load_module, save_leaves, save_module
+from refplan.modules import load_leaves, load_module, save_leaves, save_module
 from refplan.planners.loop import LOOP
 from refplan.priors.imagining import Imagination, look_up
 from refplan.priors.maple import MAPLE, Sequence, follow, standing

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module
+from refplan.modules import load_module, save_module
 from refplan.nn import Normaliser, make_mlp
 from refplan.priors.policy import BUNDLED, GaussianPolicy, from_bundled, load_npz_policy, make_policy
 from refplan.types import Transition

@@ -10,7 +10,7 @@ from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Meta
 from refplan.dynamics.tabular import TabularDynamics, collapse, count_transitions, make_tabular
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module
+from refplan.modules import load_module, save_module
 from refplan.types import Transition
 
 REWARD = jnp.asarray([[0.0, 1.0], [2.0, 0.0], [0.5, 0.5]])  # three states, two actions

@@ -15,8 +15,8 @@ from refplan.dynamics.base import LearnedTermination, NeverTerminates, RuleTermi
 from refplan.dynamics.ensemble import Ensemble
 from refplan.dynamics.termination import TerminationLearner, cross_entropy, find_ends
 from refplan.errors import RefplanError
-from refplan.files import load_module, register, save_module
 from refplan.logs import read_csv
+from refplan.modules import load_module, register, save_module
 from refplan.train import fit
 
 HEAD = TerminationLearner((16, 16), rate=1e-2)

@@ -43,7 +43,7 @@ def attacks(marker):
         "shutil.rmtree": Call(shutil.rmtree, str(marker.parent / "nothing")),
         "torch.load": b"ctorch\nload\n(S'x'\ntR.",
         "torch.storage._load_from_bytes": b"ctorch.storage\n_load_from_bytes\n(S'x'\ntR.",
-        "refplan.files.load_module": b"crefplan.files\nload_module\n(S'x'\ntR.",
+        "refplan.modules.load_module": b"crefplan.modules\nload_module\n(S'x'\ntR.",
         "collections.OrderedDict.__init__": b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.__init__\x93)R.",
     }
 

@@ -14,8 +14,9 @@ import pytest
 from toy import TRACES, PatientToy, Toy, Twice, toy_data
 
 from refplan.errors import RefplanError
+from refplan.interrupts import Interrupted
 from refplan.logs import CsvLog, read_csv
-from refplan.train import Diverged, Interrupted, fit
+from refplan.train import Diverged, fit
 
 
 def same(a, b) -> bool:
@@ -132,7 +133,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import jax.random as jr
 from toy import Toy, toy_data
-from refplan.files import save_module
+from refplan.modules import save_module
 from refplan.train import fit
 save = lambda net: save_module({folder!r} + "/result.safetensors", net)
 slow = lambda step, row: __import__("time").sleep(0.02)

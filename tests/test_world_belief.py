@@ -18,7 +18,7 @@ from refplan.dynamics.relabel import draw_gains, with_gains
 from refplan.dynamics.worlds import World, WorldsDynamics, around
 from refplan.dynamics.worlds_learner import Worlds
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module
+from refplan.modules import load_module, save_module
 from refplan.planners.loop import LOOP
 from refplan.planners.presets import make_planner
 from refplan.planners.refplan import RefPlan

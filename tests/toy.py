@@ -8,8 +8,8 @@ import optax
 
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Dataset, Meta
+from refplan.learner import AbstractLearner, AbstractReviewingLearner, AbstractStagedLearner
 from refplan.nn import MLP, make_mlp
-from refplan.train import AbstractLearner, AbstractReviewingLearner, AbstractStagedLearner
 
 TRACES: list[int] = []
 

@@ -23,15 +23,17 @@ from refplan.data.sampling import take_rows
 from refplan.data.simulate import make_simulator
 from refplan.data.tasks import Task
 from refplan.errors import RefplanError
-from refplan.files import load_arrays, load_leaves, save_leaves, save_module
+from refplan.files import load_arrays
+from refplan.interrupts import Interrupts
 from refplan.logs import CsvLog
+from refplan.modules import load_leaves, save_leaves, save_module
 from refplan.nn import identity_normaliser
 from refplan.priors.actor_critic import in_world_units, sample_actions
 from refplan.priors.policy import GaussianPolicy
 from refplan.priors.sac import SAC, SACState
 from refplan.progress import progress
 from refplan.settings import differences, settings_of
-from refplan.train import Interrupts, own_buffers
+from refplan.train import own_buffers
 from refplan.types import Key, Metrics, Transition
 
 

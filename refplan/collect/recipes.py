@@ -25,8 +25,9 @@ from refplan.data.dataset import Dataset
 from refplan.data.tasks import Task
 from refplan.errors import RefplanError, unknown_name
 from refplan.evaluation import evaluate
-from refplan.files import load_module, write_text
+from refplan.files import write_text
 from refplan.logs import read_csv
+from refplan.modules import load_module
 from refplan.nn import identity_normaliser
 from refplan.priors.actor_critic import in_world_units
 from refplan.priors.policy import GaussianPolicy

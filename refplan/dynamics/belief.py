@@ -38,7 +38,7 @@ from refplan.dynamics.encoder import (
 from refplan.dynamics.encoding import Episodes, place_episodes
 from refplan.dynamics.termination import TerminationLearner
 from refplan.errors import RefplanError, unknown_name
-from refplan.train import AbstractLearner, AbstractStagedLearner
+from refplan.learner import AbstractLearner, AbstractStagedLearner
 from refplan.types import Flag, Key, Metrics, Scalar, Transition
 
 __all__ = ["BeliefDynamics", "BeliefModel"]

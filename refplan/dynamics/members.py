@@ -25,8 +25,8 @@ from refplan.dynamics.decoder import (
     take_members,
 )
 from refplan.dynamics.termination import TerminationLearner
+from refplan.learner import AbstractReviewingLearner
 from refplan.nn import Normaliser
-from refplan.train import AbstractReviewingLearner
 from refplan.types import Flag, Key, Metrics, Scalar, Transition
 
 S = TypeVar("S", bound=Any)  # a state with `nets`, `optimiser`, `order`, `position`, `best`, `since`, `termination`

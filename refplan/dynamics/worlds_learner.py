@@ -5,7 +5,7 @@ from typing import Any
 from refplan.data.dataset import Dataset
 from refplan.dynamics.ensemble import Ensemble, EnsembleBatch, EnsembleSource, EnsembleState
 from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
-from refplan.train import AbstractReviewingLearner
+from refplan.learner import AbstractReviewingLearner
 from refplan.types import Flag, Key, Metrics
 
 

@@ -12,9 +12,9 @@ from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError, unknown_name
 from refplan.experiments.line import Plan, foreign_policy, model_learner, needs_model, prior_learner
 from refplan.experiments.workshop import inputs_of
+from refplan.learner import AbstractLearner, AbstractReviewingLearner, check_sizes
 from refplan.planners.presets import check_planner_settings, planner_defaults, planner_settings
 from refplan.priors.fqe import FQE
-from refplan.train import AbstractLearner, AbstractReviewingLearner, check_sizes
 
 
 def rehearse(plan: Plan, data: Dataset) -> None:

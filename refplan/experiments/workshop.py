@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from refplan.errors import RefplanError
-from refplan.files import load_module, save_module, write_text, writing
+from refplan.files import write_text, writing
+from refplan.modules import load_module, save_module
 from refplan.settings import settings_of
 
 FINISHED = "stage.json"

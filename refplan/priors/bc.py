@@ -9,11 +9,11 @@ import optax
 
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import sample_transitions
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, identity_normaliser, make_mlp
 from refplan.priors.actor_critic import in_world_units, prepare_rows, unit_box
 from refplan.priors.losses import likelihood_loss
 from refplan.priors.policy import GaussianPolicy
-from refplan.train import AbstractLearner
 from refplan.types import Action, Key, Metrics, Scalar, Transition
 
 

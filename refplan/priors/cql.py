@@ -11,12 +11,12 @@ import optax
 from jaxtyping import Array, Float
 
 from refplan.data.dataset import Dataset
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, tanh_gaussian_sample
 from refplan.priors.actor_critic import ActorCritic
 from refplan.priors.losses import conservative_gap
 from refplan.priors.policy import GaussianPolicy
 from refplan.priors.sac import SAC, SACState
-from refplan.train import AbstractLearner
 from refplan.types import Key, Metrics, Scalar, Transition
 
 

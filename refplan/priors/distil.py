@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 from refplan.agent import AbstractPrior
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, Normaliser, make_mlp
 from refplan.priors.actor_critic import ActorCritic, ActorValue
 from refplan.settings import digest_of
-from refplan.train import AbstractLearner
 from refplan.types import Key, Metrics, Scalar
 
 

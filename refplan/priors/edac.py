@@ -7,11 +7,11 @@ from jaxtyping import Array, Float
 
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP
 from refplan.priors.actor_critic import ActorCritic, Critics
 from refplan.priors.losses import gradient_diversity
 from refplan.priors.sac import SAC, SACState
-from refplan.train import AbstractLearner
 from refplan.types import Key, Metrics, Scalar, Transition
 
 

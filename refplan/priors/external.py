@@ -13,7 +13,8 @@ from jaxtyping import ArrayLike
 
 from refplan.agent import AbstractAgent
 from refplan.errors import RefplanError
-from refplan.files import load_arrays, load_module
+from refplan.files import load_arrays
+from refplan.modules import load_module
 from refplan.priors.foreign.callback import CallablePolicy, from_callable, from_onnx
 from refplan.priors.foreign.corl import corl_normaliser, from_corl
 from refplan.priors.foreign.d3rlpy import from_d3rlpy

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from refplan.agent import AbstractPolicy
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, identity_normaliser, make_ensemble
 from refplan.priors.actor_critic import (
     ActorCritic,
@@ -25,7 +26,6 @@ from refplan.priors.actor_critic import (
 from refplan.priors.losses import td_target
 from refplan.priors.policy import to_unit
 from refplan.settings import digest_of
-from refplan.train import AbstractLearner
 from refplan.types import Action, Key, Metrics, Scalar, Transition
 
 

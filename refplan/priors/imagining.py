@@ -16,11 +16,11 @@ from refplan.data.lanes import Layout, pack_episodes
 from refplan.data.sampling import sample_transitions
 from refplan.dynamics.base import AbstractDynamics, Belief
 from refplan.errors import RefplanError, unknown_name
+from refplan.learner import AbstractWatchedLearner
 from refplan.logs import Row
 from refplan.priors.actor_critic import prepare_rows
 from refplan.priors.imagine import DOUBTS, Bounds, Ring, Rollouts, Start, draw, imagine, make_ring, put, states_along
 from refplan.priors.policy import to_unit
-from refplan.train import AbstractWatchedLearner
 from refplan.types import Action, Key, Metrics, Scalar, State, Transition
 
 FAR = 10.0  # Q this many times beyond what rewards can add up to has diverged

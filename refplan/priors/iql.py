@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import sample_transitions
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, identity_normaliser, make_ensemble, make_mlp
 from refplan.priors.actor_critic import (
     ActorValue,
@@ -23,7 +24,6 @@ from refplan.priors.actor_critic import (
 )
 from refplan.priors.losses import advantage_weight, critic_loss, expectile_loss, likelihood_loss, td_target
 from refplan.priors.policy import GaussianPolicy
-from refplan.train import AbstractLearner
 from refplan.types import Action, Key, Metrics, Scalar, Transition
 
 

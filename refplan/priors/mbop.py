@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float
 from refplan.agent import AbstractPrior
 from refplan.data.dataset import Dataset
 from refplan.errors import RefplanError
+from refplan.learner import AbstractLearner
 from refplan.nn import MLP, Normaliser, ensemble_apply, fit_normaliser, make_ensemble
 from refplan.priors.policy import to_unit, to_world
-from refplan.train import AbstractLearner
 from refplan.types import Action, Key, Metrics, Obs, Scalar, State, Transition
 
 
