@@ -39,9 +39,12 @@ def make_preset(learner: AbstractLearner, table: dict[str, Any], name: str, pres
     settings |= chosen.get("settings", {}) | chosen.get("data", {}).get(robot, {})
     settings |= {"epochs": chosen["epochs"]} if "epochs" in chosen else {}
     notes = [f"{name}, preset '{preset}': {chosen['source']}"]
+    for_kind = chosen.get("kinds", {}).get(kind, {})
+    settings |= for_kind.get("settings", {})
+    notes += [f"For {kind}: {for_kind['source']}"] if for_kind else []
     if per_data and f"{robot}-{kind}" not in per_data:
         notes.append(f"{name} has no published numbers for dataset '{dataset_name}'; its defaults are used.")
-    return Preset(with_settings(learner, settings), chosen.get("updates"), tuple(notes))
+    return Preset(with_settings(learner, settings), for_kind.get("updates", chosen.get("updates")), tuple(notes))
 
 
 def robot_and_kind(dataset_name: str) -> tuple[str, str]:

@@ -118,6 +118,14 @@ def test_cpu_presets_are_smaller():
         assert load_preset(method, "cpu").steps < load_preset(method, "paper").steps
 
 
+def test_a_kind_of_data_may_need_more_than_the_preset():
+    usual, wide = (load_preset("cql", "cpu", f"halfcheetah-{kind}-v2") for kind in ("medium-replay", "full-replay"))
+    assert (usual.steps, wide.steps) == (20_000, 60_000)
+    assert float(settings_of(usual.learner)["sac.tau"]) != float(settings_of(wide.learner)["sac.tau"])
+    assert any(note.startswith("For full-replay: ") for note in wide.notes) and len(usual.notes) < len(wide.notes)
+    assert load_preset("cql", "paper", "halfcheetah-full-replay").steps == 1_000_000
+
+
 @pytest.mark.parametrize("method", PRIORS)
 def test_every_preset_builds_says_its_source_and_holds_only_differences(method):
     assert preset_names(method) == ["cpu", "paper"]
@@ -127,7 +135,7 @@ def test_every_preset_builds_says_its_source_and_holds_only_differences(method):
         assert steps > 0
         assert notes[0].startswith(f"{method}, preset '{preset}': ")
         stored = _tables()[method][preset]
-        assert set(stored) <= {"updates", "source", "settings", "data"}
+        assert set(stored) <= {"updates", "source", "settings", "data", "kinds"}
         assert len(stored["source"]) > 20
         for name, value in stored.get("settings", {}).items():
             assert settings_of(learner)[name] == value != plain[name]

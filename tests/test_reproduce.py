@@ -171,7 +171,7 @@ def test_a_cell_is_known_by_all_it_depends_on(names_only, tmp_path):
     more = build(names_only, "rq4", seeds="3")
     assert set(before.cells) < set(more.cells), "another seed adds to what is there"
     shutil.copytree(names_only.folder, tmp_path / "other")
-    (tmp_path / "other" / "halfcheetah-medium-replay.hdf5").write_text("other rows")
+    (tmp_path / "other" / "halfcheetah-full-replay.hdf5").write_text("other rows")
     assert not set(build(Shelf(tmp_path / "other"), "rq4").cells) & set(before.cells)
 
 
@@ -198,7 +198,7 @@ def test_scales_can_be_changed_and_mistakes_are_explained(names_only):
     for name, changes, message in (
         ("rq4", {"model_settings.all.epoch": "3"}, "has a setting 'epoch'"),
         ("rq4", {"planner_settings.kapa": "3"}, "has a setting 'kapa'"),
-        ("rq4", {"robots": "ant"}, "ant-medium-replay"),
+        ("rq4", {"robots": "ant"}, "ant-full-replay"),
         ("rq4", {"priors": "cqll"}, "cqll"),
     ):
         with pytest.raises(RefplanError, match=message):
