@@ -9,7 +9,13 @@ import jax.random as jr
 import numpy as np
 
 from refplan.agent import AbstractPrior
-from refplan.dynamics.base import AbstractDynamics, AbstractTermination, NeverTerminates, Outcome
+from refplan.dynamics.base import (
+    AbstractDynamics,
+    AbstractMarkovDynamics,
+    AbstractTermination,
+    NeverTerminates,
+    Outcome,
+)
 from refplan.types import Transition
 
 A = np.array([[1.0, 0.1], [0.0, 1.0]], np.float32)
@@ -26,6 +32,17 @@ def riccati(gamma: float = GAMMA, rounds: int = 2000) -> tuple[np.ndarray, np.nd
         K = gamma * np.linalg.solve(R + gamma * B.T @ P @ B, B.T @ P @ A)
         P = Q + gamma * A.T @ P @ (A - B @ K)
     return P, K
+
+
+class TwoMembers(AbstractMarkovDynamics):
+    """A world without memory that two members speak for; subclasses predict."""
+
+    @property
+    def members(self):
+        return 2
+
+    def best(self, count):
+        return self
 
 
 class LinearModel(AbstractDynamics):

@@ -9,12 +9,12 @@ import pytest
 
 from refplan.cli import main
 from refplan.dynamics.adapted import Adapted, Conditioned
-from refplan.dynamics.base import AbstractMarkovDynamics, AbstractTermination, Outcome, RuleTermination
+from refplan.dynamics.base import AbstractTermination, Outcome, RuleTermination
 from refplan.dynamics.labelled import show_gains
 from refplan.dynamics.worlds import World, WorldsDynamics
 from refplan.planners.presets import make_planner
 from refplan.store import load_run
-from tests.models import LinearPrior
+from tests.models import LinearPrior, TwoMembers
 
 B = jnp.array([[0.5, 0.0], [0.2, 0.4]])
 
@@ -23,17 +23,10 @@ def beyond_two(obs, action, next_obs):
     return next_obs[0] > 2.0
 
 
-class Pushed(AbstractMarkovDynamics):
+class Pushed(TwoMembers):
     """s' = s + B a in two members, the second of which expects a little more."""
 
     termination: AbstractTermination = RuleTermination(beyond_two)
-
-    @property
-    def members(self):
-        return 2
-
-    def best(self, count):
-        return self
 
     def predict(self, hypothesis, obs, action):
         after = obs + jnp.broadcast_to(action, obs.shape) @ B.T + jnp.array([[0.0], [0.1]])

@@ -12,7 +12,7 @@ import pytest
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Meta
 from refplan.dynamics.adapted import Adapted, Reflecting
-from refplan.dynamics.base import AbstractMarkovDynamics, AbstractTermination, NeverTerminates, Outcome
+from refplan.dynamics.base import AbstractTermination, NeverTerminates, Outcome
 from refplan.dynamics.ensemble import Ensemble
 from refplan.dynamics.relabel import draw_gains, with_gains
 from refplan.dynamics.worlds import World, WorldsDynamics, around
@@ -24,25 +24,18 @@ from refplan.planners.presets import make_planner
 from refplan.planners.refplan import RefPlan
 from refplan.train import fit
 from refplan.types import Transition
-from tests.models import LinearPrior
+from tests.models import LinearPrior, TwoMembers
 
 A = jnp.array([[0.9, 0.1], [0.0, 0.8]])
 B = jnp.array([[0.5, 0.0], [0.2, 0.4]])
 STD = 0.05
 
 
-class Bent(AbstractMarkovDynamics):
+class Bent(TwoMembers):
     """s' = A s + c tanh(s)^3 + B a: linear for c = 0, else only where the robot stands tells how far it is shifted."""
 
     curve: jax.Array = eqx.field(converter=jnp.asarray, default=0.0)
     termination: AbstractTermination = NeverTerminates()
-
-    @property
-    def members(self):
-        return 2
-
-    def best(self, count):
-        return self
 
     def predict(self, hypothesis, obs, action):
         after = obs @ A.T + self.curve * jnp.tanh(obs) ** 3 + jnp.broadcast_to(action, (2, 2)) @ B.T
