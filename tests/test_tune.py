@@ -11,7 +11,7 @@ from toy import toy_data
 
 from refplan.cli import main
 from refplan.errors import RefplanError
-from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns
+from refplan.experiments.imagined import Judge, Range, held_out_starts, imagined_returns, logged_range
 from refplan.experiments.tune import GRID, Space, finished_trials, open_study, tune
 from refplan.planners.loop import LOOP
 
@@ -95,6 +95,21 @@ def test_nothing_is_earned_after_the_model_says_it_ended():
     start = jnp.asarray([[0.95, 1.0]])  # the first step crosses the wall at x = 1
     still = LinearPrior(0.0 * K, P)
     assert float(imagined_returns(still, judge, start, 5, jr.key(0))[0]) == pytest.approx(-(0.95**2 + 0.1), rel=1e-5)
+
+
+def test_a_judge_does_not_imagine_what_was_never_logged():
+    data = toy_data()
+    known = logged_range(data)
+    np.testing.assert_array_equal(known.obs_high, data.observations.max(axis=0))
+    np.testing.assert_array_equal(known.reward_low, data.rewards.min())
+    box = Range(jnp.full(2, -1.0), jnp.ones(2), jnp.asarray(-0.5), jnp.asarray(0.0))
+    still, start = LinearPrior(0.0 * K, 0.0 * P), jnp.asarray([[0.9, 1.0]])
+    free, kept = (
+        float(imagined_returns(still, Judge(LinearModel(), still, jnp.asarray(1.0), r), start, 40, jr.key(0))[0])
+        for r in (None, box)
+    )
+    assert free < -200.0, "it drifts away, and so does what it pays"
+    assert kept == pytest.approx(-0.5 * 40, rel=1e-5), "never worse than the worst that was logged"
 
 
 def test_starts_come_from_the_data():

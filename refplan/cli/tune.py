@@ -101,11 +101,11 @@ def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) ->
     import jax.numpy as jnp
     import jax.random as jr
 
-    from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns
+    from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns, logged_range
 
     planner = make({})
     model, data = _judge_model(args), _data(args)
-    judge = Judge(model, _critic(args, planner.prior, data), planner.discount)
+    judge = Judge(model, _critic(args, planner.prior, data), planner.discount, logged_range(data))
     key_starts, key = jr.split(jr.key(args.seed))
     starts = jnp.asarray(held_out_starts(data, args.starts, key=key_starts))
 

@@ -11,9 +11,18 @@ from jaxtyping import Array, Float
 
 from refplan.agent import AbstractAgent, AbstractPrior
 from refplan.data.dataset import Dataset
-from refplan.dynamics.base import AbstractDynamics
+from refplan.dynamics.base import AbstractDynamics, Prediction
 from refplan.errors import RefplanError
 from refplan.types import Key, Obs, Scalar, Transition
+
+
+class Range(NamedTuple):
+    """Bounds of observations and rewards."""
+
+    obs_low: Obs
+    obs_high: Obs
+    reward_low: Scalar
+    reward_high: Scalar
 
 
 class Judge(NamedTuple):
@@ -22,6 +31,12 @@ class Judge(NamedTuple):
     model: AbstractDynamics
     critic: AbstractPrior
     discount: Scalar
+    range: Range | None = None  # what may be imagined; None: anything
+
+
+def logged_range(data: Dataset) -> Range:
+    """The smallest and largest of everything logged: a model rolled out for long must not invent what never was."""
+    return Range(*(jnp.asarray(f(x, axis=0)) for x in (data.observations, data.rewards) for f in (np.min, np.max)))
 
 
 def held_out_starts(data: Dataset, count: int, *, key: Key) -> Float[np.ndarray, "starts obs"]:
@@ -49,7 +64,7 @@ def imagined_returns(
             state, obs, alive, total, factor = carry
             key_act, key_step = jr.split(key)
             action, state = agent.act(state, obs, key_act)
-            made = judge.model.step_member(world, obs, action, member, key_step)
+            made = _within(judge.range, judge.model.step_member(world, obs, action, member, key_step))
             state = agent.observe(state, Transition(obs, action, made.reward, made.next_obs, made.terminated))
             total = total + factor * jnp.where(alive, made.reward, 0.0)
             alive, after = alive & ~made.terminated, jnp.where(alive, made.next_obs, obs)
@@ -61,3 +76,11 @@ def imagined_returns(
         return total + factor * jnp.where(alive, left, 0.0)
 
     return jax.vmap(one)(starts, jnp.arange(len(starts)), jr.split(key, len(starts)))
+
+
+def _within(known: Range | None, step: Prediction) -> Prediction:
+    """The step, no farther out than the range; whether the world ended there was asked before."""
+    if known is None:
+        return step
+    next_obs = jnp.clip(step.next_obs, known.obs_low, known.obs_high)
+    return step._replace(next_obs=next_obs, reward=jnp.clip(step.reward, known.reward_low, known.reward_high))
