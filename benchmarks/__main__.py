@@ -9,7 +9,13 @@ from refplan.cli.common import print_table
 from refplan.files import write_text
 from refplan.provenance import provenance
 
-ALL = ("simulation", "priors", "dynamics")
+ALL = {
+    "simulation": "benchmarks.simulation",
+    "priors": "benchmarks.priors",
+    "dynamics": "benchmarks.dynamics",
+    "planner": "refplan.bench.planner",
+    "startup": "refplan.bench.startup",
+}
 
 
 def main() -> None:
@@ -17,9 +23,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[], help=f"which: {', '.join(ALL)} (default all)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers and their provenance here")
     args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in ALL]:
+        parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(ALL)}")
     rows = []
     for name in args.names or ALL:
-        found = importlib.import_module(f"benchmarks.{name}").run()
+        found = importlib.import_module(ALL[name]).run()
         print_table(list(found[0]), [[_short(v) for v in row.values()] for row in found])
         rows += found
     if args.json:

@@ -11,10 +11,10 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="how fast this machine plans, beside its bare matrix products",
-        description="Milliseconds per decision over horizon, latents, members and episodes; ratio 1 is the limit set "
-        "by the matrix products alone.",
+        description="planner: milliseconds per decision over horizon, latents, members and episodes; ratio 1 is the "
+        "limit set by the matrix products alone. startup: seconds from the start of a process to its first action.",
     )
-    parser.add_argument("what", choices=["planner"], help="what to measure")
+    parser.add_argument("what", choices=["planner", "startup"], help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a few settings only")
     parser.add_argument("--out", metavar="FILE", help="also write the numbers with their provenance here, as JSON")
     add_json(parser)
@@ -26,11 +26,11 @@ def run(args: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from refplan.bench.planner import run as measure_all
+    from refplan.bench import planner, startup
     from refplan.files import write_text
     from refplan.provenance import provenance
 
-    rows = measure_all(args.quick)
+    rows = planner.run(args.quick) if args.what == "planner" else startup.run()
     table = {"rows": rows, **provenance()}
     if args.out:
         write_text(Path(args.out), json.dumps(table, indent=2) + "\n")
