@@ -135,16 +135,16 @@ def _critic(args: argparse.Namespace, prior: Any, data: Any) -> Any:
     import jax
     import jax.random as jr
 
+    from refplan.experiments.line import critic_inputs
     from refplan.experiments.workshop import Workshop
     from refplan.priors.fqe import FQE
-    from refplan.settings import digest_of
     from refplan.train import fit
 
     if jax.tree.leaves(prior.start()):
         print("the prior remembers earlier steps, which FQE cannot judge: its own value is used", file=sys.stderr)
         return prior
     learner = FQE(getattr(prior, "policy", prior))
-    inputs = {"data": data.fingerprint, "steps": args.critic_steps, "policy": str(digest_of(learner.policy))}
+    inputs = {"data": data.fingerprint, "steps": args.critic_steps, **critic_inputs(learner)}
 
     def make(folder: Path) -> tuple[Any, dict[str, Any]]:
         return fit(learner, data, steps=args.critic_steps, key=jr.key(1), folder=folder, show=True), {}

@@ -159,6 +159,7 @@ def foreign_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Stage
 
     path, policy = Path(plan.policy or ""), foreign_policy(data, plan)
     inputs = {"data": data.fingerprint, "seed": seed, "policy": sha256(path), "steps": plan.critic_steps}
+    inputs |= critic_inputs(FQE(policy))
 
     def make(folder: Path) -> tuple[Any, dict[str, Any]]:
         made = _with_value(policy, data, folder, plan, seed)
@@ -166,6 +167,11 @@ def foreign_stage(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Stage
         return made, {**about, "wall_s": training_seconds(folder)}
 
     return shop.module("prior", inputs, make)
+
+
+def critic_inputs(learner: FQE) -> dict[str, Any]:
+    """The settings of FQE; what its policy is, `digest` says."""
+    return {name: value for name, value in inputs_of(learner).items() if not name.startswith("policy.")}
 
 
 def _with_value(policy: Any, data: Dataset, folder: Path, plan: Plan, seed: int) -> Any:

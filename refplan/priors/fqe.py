@@ -65,7 +65,8 @@ class FQE(AbstractLearner):
     batch_size: int = eqx.field(static=True, default=256)
     rate: Scalar = eqx.field(converter=jnp.asarray, default=3e-4)
     discount: Scalar = eqx.field(converter=jnp.asarray, default=0.99)
-    tau: Scalar = eqx.field(converter=jnp.asarray, default=0.005)
+    # Values spread backwards at a rate of tau (1 - gamma) per update: at 0.005, 10k updates stop at 40 % of the way.
+    tau: Scalar = eqx.field(converter=jnp.asarray, default=0.05)
     normalise: bool = eqx.field(static=True, default=True)
     seed: int = eqx.field(static=True, default=0)  # of the policy's next actions and the resampled episodes
     # Tells policies of the same shape apart, so that a checkpoint is never continued with another policy.
