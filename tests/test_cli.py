@@ -246,6 +246,6 @@ def test_the_demo_runs_and_shows_itself_again_at_once(capsys, tmp_path, monkeypa
     )
     code, out, _ = ask(capsys, *command)
     assert code == 0
-    assert "cql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
+    assert "iql + refplan" in out and (tmp_path / "demo" / "report.html").exists()
     code, out, _ = ask(capsys, *command)
     assert code == 0 and out.count("there already") == 10

@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
     planners = names_in(args.planners)
     plan = Plan(
-        method="cql",
+        method="iql",
         planners=planners,
         episodes=args.episodes,
-        prior_steps=50 if args.quick else 10_000,
+        prior_steps=50 if args.quick else 20_000,
         model_settings=_model_settings(args.quick),
         planner_settings=(("plans", "10"),) if args.quick and set(planners) - {"prior"} else (),
         elsewhere=names_in(args.also_in),
