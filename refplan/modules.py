@@ -194,7 +194,7 @@ def _refplan_attribute(kind: str) -> Any:
     if not (module == "refplan" or module.startswith("refplan.")) or not name.isidentifier():
         raise RefplanError(
             f"the file names the class '{kind}', which is not part of refplan. If it is yours, "
-            "import its module first and decorate it with refplan.files.register."
+            "import its module first and decorate it with refplan.register."
         )
     try:
         return getattr(importlib.import_module(module), name)
