@@ -100,7 +100,7 @@ class Mine(eqx.Module):
 
 
 def test_own_classes_need_registering_and_new_fields_take_defaults(tmp_path):
-    with pytest.raises(RefplanError, match=r"refplan\.files\.register"):
+    with pytest.raises(RefplanError, match=r"decorate it with refplan\.register\."):
         save_module(tmp_path / "m", Mine(jnp.ones(2)))
     register(Mine)
     save_module(tmp_path / "m", Mine(jnp.ones(2)))
