@@ -70,8 +70,9 @@ def _unpack(path: str | Path, name: str, array: np.ndarray, like: Any) -> Any:
             "Use the settings it was made with, or start in a new folder."
         )
     if is_key:
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
-    return jnp.asarray(array, like.dtype) if isinstance(like, jax.Array) else array.astype(like.dtype)
+        return jax.random.wrap_key_data(jax.device_put(array), impl=jax.random.key_impl(like))
+    array = array.astype(like.dtype, copy=False)
+    return jax.device_put(array) if isinstance(like, jax.Array) else array
 
 
 def register(thing: T) -> T:
@@ -207,9 +208,10 @@ def _build(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     if tag == "value":
         return body
     if tag == "array":
-        return arrays[body] if node["host"] else jnp.asarray(arrays[body])
+        # Not jnp.asarray: it compiles a program for every shape, seconds for a model.
+        return arrays[body] if node["host"] else jax.device_put(arrays[body])
     if tag == "key":
-        return jax.random.wrap_key_data(jnp.asarray(arrays[body]))
+        return jax.random.wrap_key_data(jax.device_put(arrays[body]))
     if tag in ("tuple", "list"):
         return (tuple if tag == "tuple" else list)(_build(item, arrays) for item in body)
     if tag == "dict":

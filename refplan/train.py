@@ -205,6 +205,7 @@ def training_seconds(folder: str | Path) -> float:
     return float(sum(read_header(checkpoint)["wall_s"] for checkpoint in checkpoints))
 
 
+@eqx.filter_jit
 def own_buffers(state: State) -> State:
     """Copy every array, so that no two leaves share a buffer and all can be donated; plain numbers become arrays."""
 
@@ -234,8 +235,8 @@ def _updates(
         new, metrics = one(carry[0], first + number)
         return new, jax.tree.map(jnp.add, carry[1], metrics)
 
-    shapes = jax.eval_shape(one, dynamic, first)[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    one = eqx.filter_closure_convert(one, dynamic, first)  # traced once, for the metrics' shapes and for the loop
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one.out_struct[1])
     dynamic, totals = jax.lax.fori_loop(0, count, body, (dynamic, zeros))
     return eqx.combine(dynamic, static), jax.tree.map(lambda total: total / count, totals)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax.numpy as jnp
+import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -135,13 +135,8 @@ class Dataset:
 
     def device(self) -> Transition:
         """All rows as JAX arrays."""
-        return Transition(
-            jnp.asarray(self.observations),
-            jnp.asarray(self.actions),
-            jnp.asarray(self.rewards),
-            jnp.asarray(self.next_observations),
-            jnp.asarray(self.terminated),
-        )
+        columns = self.observations, self.actions, self.rewards, self.next_observations, self.terminated
+        return Transition(*jax.device_put(columns))
 
     def normaliser(self) -> Normaliser:
         """Statistics of the observations, to become part of the model trained on them."""
