@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from refplan.agent import AbstractAgent
+from refplan.bench.estimate import START_S, Speed, cell_seconds
 from refplan.cli import main
 from refplan.errors import MissingExtraError, RefplanError
 from refplan.experiments.build import Builder
@@ -297,6 +298,17 @@ def test_a_dry_run_makes_nothing_and_counts_what_is_there(finished, data, tmp_pa
     assert not (tmp_path / "new").exists()
     assert main(command(out, data, "--dry-run")) == 0
     assert "2 cells, 0 to do" in capsys.readouterr().out
+
+
+def test_the_estimate_knows_that_worlds_are_drawn_once_and_the_paper_s_latents_four_times():
+    settings = {"planner": "refplan", "planner_preset": "default", "dataset": "halfcheetah-medium", "method": "cql"}
+    settings |= {"changes": {}, "episodes": 10}
+
+    def seconds(**more):
+        cell = Cell("evaluate", settings | more, {}, {}, 1, "digest")
+        return cell_seconds(cell, Graph(Shelf(places={})), Speed(50.0)) - START_S
+
+    assert 3 < seconds() / seconds(around="worlds") < 4.5
 
 
 def test_a_lost_worker_is_replaced_and_its_cell_done_again(tmp_path):

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from refplan.bench.planner import ACT, OBS, decide, make_model, make_prior
+from refplan.bench.planner import ACT, OBS, decide, make_ensemble_model, make_model, make_prior
 from refplan.bench.products import flops, median_seconds, products
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Dataset, Meta
 from refplan.dynamics.presets import load_model_preset
+from refplan.dynamics.worlds import around
 from refplan.experiments.cells import Cell, Graph
 from refplan.experiments.line import needs_model
 from refplan.experiments.shelf import Data, Shelf
@@ -170,14 +171,19 @@ def _evaluate_cost(cell: Cell, rows: int) -> tuple[float, float]:
     simulated = STEP_S * steps * chosen["episodes"]
     if chosen["planner"] == "prior":
         return 0.0, simulated
-    named = (chosen["planner"], chosen["planner_preset"], chosen["dataset"], chosen["method"])
-    return PLANNING * decisions * _decision(*named, _text(chosen["changes"])), simulated
+    return PLANNING * decisions * _decision_of(chosen), simulated
+
+
+def _decision_of(chosen: dict[str, Any]) -> float:
+    names = ("planner", "planner_preset", "dataset", "method")
+    return _decision(*(chosen[name] for name in names), _text(chosen["changes"]), chosen.get("around", ""))
 
 
 @functools.cache
-def _decision(planner: str, preset: str, dataset: str, method: str, changes: str) -> float:
+def _decision(planner: str, preset: str, dataset: str, method: str, changes: str, worlds: str) -> float:
     """gflop of one decision; a preset with the paper's numbers also means the paper's number of elites."""
-    model = make_model(_elites("paper" if preset == "paper" else "cpu"))
+    elites = _elites("paper" if preset == "paper" else "cpu")
+    model = around(make_ensemble_model(elites)) if worlds else make_model(elites)
     options: dict[str, Any] = {"preset": preset, "dataset": dataset, "method": method, "changes": json.loads(changes)}
     agent = make_planner(planner, make_prior(), model, **options)
     obs = jnp.zeros((1, OBS))
@@ -194,8 +200,7 @@ def _tune_cost(cell: Cell, rows: int) -> tuple[float, float]:
 
 def _steps_cost(cell: Cell, rows: int) -> tuple[float, float]:
     chosen = cell.settings
-    named = (chosen["planner"], chosen["planner_preset"], chosen["dataset"], chosen["method"])
-    return PLANNING * chosen["steps"] * _decision(*named, _text(chosen["changes"])), 0.0
+    return PLANNING * chosen["steps"] * _decision_of(chosen), 0.0
 
 
 _COSTS = {
