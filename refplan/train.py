@@ -232,11 +232,11 @@ def _updates(
         return eqx.filter(new, eqx.is_array), metrics
 
     def body(number: Int[Array, ""], carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-        new, metrics = one(carry[0], first + number)
+        new, metrics = traced(carry[0], first + number)
         return new, jax.tree.map(jnp.add, carry[1], metrics)
 
-    one = eqx.filter_closure_convert(one, dynamic, first)  # traced once, for the metrics' shapes and for the loop
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one.out_struct[1])
+    traced: Any = eqx.filter_closure_convert(one, dynamic, first)  # once, for the metrics' shapes and for the loop
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), traced.out_struct[1])
     dynamic, totals = jax.lax.fori_loop(0, count, body, (dynamic, zeros))
     return eqx.combine(dynamic, static), jax.tree.map(lambda total: total / count, totals)
 

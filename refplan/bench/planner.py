@@ -47,7 +47,8 @@ def make_model(members: int) -> BeliefDynamics:
 
 def make_ensemble_model(members: int) -> EnsembleDynamics:
     """A fresh ensemble of the same size."""
-    return EnsembleDynamics(_make_decoder(members, latent=0), NeverTerminates(), jnp.zeros(members))
+    parts: dict[str, Any] = {"decoder": _make_decoder(members, latent=0), "held_mse": jnp.zeros(members)}
+    return EnsembleDynamics(**parts, termination=NeverTerminates())
 
 
 def _make_decoder(members: int, latent: int) -> Decoder:
