@@ -52,6 +52,8 @@ MISTAKES = {
     f"run {TINY} --episodes many --out x": "argument --episodes: must be a whole number, got 'many'",
     f"run {TINY} --planners loop --set-planner kappa=abc --out x": "setting 'kappa' must be a number, got 'abc'.",
     f"run {TINY} --planners loop --set-planner horizon=0 --out x": "horizon of planner 'loop' must be at least 1",
+    f"run {TINY} --planners loop --set-planner effective=20 --out x": "effective of planner 'loop' is a share",
+    f"run {TINY} --planners loop --set-planner sigma=-1 --out x": "sigma of planner 'loop' must not be negative",
     f"run {TINY} --planners loop --set-planner spread=sd --out x": "unknown spread of planner 'loop' 'sd'",
     f"run {TINY} --planners loop --set-model elites=9 --out x": "elites must lie between 1 and members (7), got 9.",
     f"fit prior {TINY} --set hidden=0 --out x": "setting 'hidden' of IQL must be at least 1, got [0].",

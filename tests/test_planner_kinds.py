@@ -81,6 +81,10 @@ def test_settings_that_mean_nothing_are_refused():
         LOOP(prior(), LinearModel(), proposal="means", **BOX)
     with pytest.raises(RefplanError, match="latents of RefPlan must be at least 1"):
         RefPlan(prior(), LinearModel(), latents=0, **BOX)
+    with pytest.raises(RefplanError, match=r"effective of LOOP is a share.*got 20"):
+        LOOP(prior(), LinearModel(), effective=20.0, **BOX)
+    with pytest.raises(RefplanError, match="kappa of LOOP must not be negative"):
+        LOOP(prior(), LinearModel(), kappa=-1.0, **BOX)
     with pytest.raises(RefplanError, match="does not say its action bounds"):
         LOOP(prior(), LinearModel())
     with pytest.raises(RefplanError, match="has no critics"):

@@ -8,6 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from refplan.agent import AbstractPrior, prior_bound
@@ -37,15 +39,23 @@ WORDS = {
     "across": ("weights", "scores"),
 }
 COUNTS = ("plans", "horizon", "latents", "repeats")
+SHARES = ("effective", "share", "mixing", "discount")  # between 0 and 1
+POSITIVE = ("kappa", "sigma")
 
 
 def check_values(planner: str, values: Mapping[str, Any]) -> None:
-    """Words must be known ones, counts at least 1."""
+    """Words must be known ones, counts at least 1, numbers where they mean something; what is traced is not known."""
     for name, value in values.items():
         if name in WORDS and value not in WORDS[name]:
             raise unknown_name(f"{name} of {planner}", value, WORDS[name])
         if name in COUNTS and value < 1:
             raise RefplanError(f"{name} of {planner} must be at least 1, got {value}.")
+        if isinstance(value, Tracer):
+            continue
+        if name in SHARES and not np.all((np.asarray(value) >= 0) & (np.asarray(value) <= 1)):
+            raise RefplanError(f"{name} of {planner} is a share and must lie between 0 and 1, got {value}.")
+        if name in POSITIVE and not np.all(np.asarray(value) >= 0):
+            raise RefplanError(f"{name} of {planner} must not be negative, got {value}.")
 
 
 class PlannerState(NamedTuple):
@@ -88,7 +98,7 @@ class AbstractPlanner(AbstractPrior):
         self.high = prior_bound(self.prior, "high") if self.high is None else jnp.asarray(self.high)
 
     def __check_init__(self):
-        values = {name: getattr(self, name) for name in (*WORDS, *COUNTS) if hasattr(self, name)}
+        values = {name: getattr(self, name) for name in (*WORDS, *COUNTS, *SHARES, *POSITIVE) if hasattr(self, name)}
         check_values(type(self).__name__, values)
 
     @abstractmethod
