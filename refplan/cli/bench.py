@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
         "limit set by the matrix products alone. startup: seconds from the start of a process to its first action.",
     )
     parser.add_argument("what", choices=["planner", "startup"], help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="a few settings only")
+    parser.add_argument("--quick", action="store_true", help="a few settings, or two processes, only")
     parser.add_argument("--out", metavar="FILE", help="also write the numbers with their provenance here, as JSON")
     add_json(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from refplan.files import write_text
     from refplan.provenance import provenance
 
-    rows = planner.run(args.quick) if args.what == "planner" else startup.run()
+    rows = (planner if args.what == "planner" else startup).run(args.quick)
     table = {"rows": rows, **provenance()}
     if args.out:
         write_text(Path(args.out), json.dumps(table, indent=2) + "\n")
