@@ -217,6 +217,19 @@ def test_a_belief_makes_the_prior_and_the_planner_better_in_a_shifted_world_and_
     np.testing.assert_allclose(steer(planner, HOME)[0], steer(loop, HOME)[0], atol=0.02)
 
 
+def test_with_a_constant_latent_refplan_is_loop_whatever_it_has_seen():
+    model = worlds(memory=200.0, significance=1e9)
+    prior = LinearPrior(jnp.eye(2), jnp.eye(2))
+    options = {"plans": 32, "horizon": 2, "sigma": 0.2, "low": -9 * jnp.ones(2), "high": 9 * jnp.ones(2)}
+    loop = LOOP(prior, model.base, **options)
+    planner = RefPlan(Adapted(prior, model, options["low"], options["high"]), model, latents=1, **options)
+    shifted = live(0.0, (jnp.array([0.2, 1.0]), jnp.array([0.6, -0.6]), jnp.zeros(2)), 20, jr.key(1))
+    state = jax.lax.scan(lambda state, step: (planner.observe(state, step), None), planner.start(), shifted)[0]
+    assert jnp.abs(state.belief.mean).max() > 0.3, "it has seen something"
+    obs, key = jnp.array([0.5, -1.0]), jr.key(2)
+    np.testing.assert_allclose(planner.act(state, obs, key)[0], loop.act(loop.start(), obs, key)[0], rtol=1e-5)
+
+
 SMALL = Ensemble(members=2, elites=2, hidden=(16, 16), batch_size=64, rate=3e-3, epochs=30)
 
 
