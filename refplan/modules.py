@@ -208,7 +208,7 @@ def _build(node: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     if tag == "value":
         return body
     if tag == "array":
-        # Not jnp.asarray: it compiles a program for every shape, seconds for a model.
+        # Not jnp.asarray: it compiles a program for every shape, a third of a second for a model.
         return arrays[body] if node["host"] else jax.device_put(arrays[body])
     if tag == "key":
         return jax.random.wrap_key_data(jax.device_put(arrays[body]))

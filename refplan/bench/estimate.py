@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from refplan.bench.planner import ACT, OBS, decide, make_ensemble_model, make_model, make_prior
+from refplan.bench.planner import ACT, OBS, decide, make_decoder, make_model, make_prior
 from refplan.bench.products import flops, median_seconds, products
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Dataset, Meta
+from refplan.dynamics.base import NeverTerminates
+from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.dynamics.presets import load_model_preset
-from refplan.dynamics.worlds import around
+from refplan.dynamics.worlds import WorldsDynamics, around
 from refplan.experiments.cells import Cell, Graph
 from refplan.experiments.line import needs_model
 from refplan.experiments.shelf import Data, Shelf
@@ -183,13 +185,19 @@ def _decision_of(chosen: dict[str, Any]) -> float:
 def _decision(planner: str, preset: str, dataset: str, method: str, changes: str, worlds: str) -> float:
     """gflop of one decision; a preset with the paper's numbers also means the paper's number of elites."""
     elites = _elites("paper" if preset == "paper" else "cpu")
-    model = around(make_ensemble_model(elites)) if worlds else make_model(elites)
+    model = _make_worlds(elites) if worlds else make_model(elites)
     options: dict[str, Any] = {"preset": preset, "dataset": dataset, "method": method, "changes": json.loads(changes)}
     agent = make_planner(planner, make_prior(), model, **options)
     obs = jnp.zeros((1, OBS))
     step = Transition(obs, jnp.zeros((1, ACT)), jnp.zeros(1), obs, jnp.zeros(1, bool))
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], agent.start())
     return flops(products(decide, agent, state, step, jr.split(jr.key(0), 1))) / 1e9
+
+
+def _make_worlds(elites: int) -> WorldsDynamics:
+    """The worlds around a fresh ensemble of the paper's size."""
+    parts: dict[str, Any] = {"decoder": make_decoder(elites, latent=0), "held_mse": jnp.zeros(elites)}
+    return around(EnsembleDynamics(**parts, termination=NeverTerminates()))
 
 
 def _tune_cost(cell: Cell, rows: int) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.belief_dynamics import BeliefDynamics
 from refplan.dynamics.decoder import Decoder, make_gaussian_nets
 from refplan.dynamics.encoder import make_encoder
-from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.nn import identity_normaliser, make_ensemble, make_mlp
 from refplan.planners.base import AbstractPlanner
 from refplan.planners.refplan import RefPlan
@@ -40,18 +39,13 @@ def make_prior(value_net: bool = False, hidden: int = 256) -> Any:
 
 def make_model(members: int) -> BeliefDynamics:
     """A fresh belief model of the paper's size with that many elites."""
-    decoder = _make_decoder(members, latent=16)
+    decoder = make_decoder(members, latent=16)
     parts: dict[str, Any] = {"encoder": make_encoder(OBS, ACT, jr.key(2)), "scale": identity_normaliser(OBS + ACT + 1)}
     return BeliefDynamics(**parts, decoder=decoder, termination=NeverTerminates())
 
 
-def make_ensemble_model(members: int) -> EnsembleDynamics:
-    """A fresh ensemble of the same size."""
-    parts: dict[str, Any] = {"decoder": _make_decoder(members, latent=0), "held_mse": jnp.zeros(members)}
-    return EnsembleDynamics(**parts, termination=NeverTerminates())
-
-
-def _make_decoder(members: int, latent: int) -> Decoder:
+def make_decoder(members: int, latent: int) -> Decoder:
+    """Fresh networks of the paper's size."""
     nets = make_gaussian_nets(members, OBS + ACT, latent, OBS + 1, (200,) * 4, jr.key(1), residual=True)
     return Decoder(nets, identity_normaliser(OBS + ACT), identity_normaliser(OBS + 1), members)
 

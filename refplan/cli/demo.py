@@ -34,15 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from refplan.experiments.line import Plan
 
     planners = names_in(args.planners)
-    # A fifth of the plans takes part: a critic of so little training is no judge of the single best one.
-    planning = (("effective", "0.2"), *((("plans", "10"),) if args.quick else ()))
     plan = Plan(
         method="iql",
         planners=planners,
         episodes=args.episodes,
         prior_steps=50 if args.quick else 20_000,
         model_settings=_model_settings(args.quick),
-        planner_settings=planning if set(planners) - {"prior"} else (),
+        planner_settings=_planner_settings(args.quick) if set(planners) - {"prior"} else (),
         elsewhere=names_in(args.also_in),
     )
     print("HalfCheetah, 1000 steps per episode: a policy learned from bundled data, alone and with planning on top,")
@@ -54,3 +52,9 @@ def run(args: argparse.Namespace) -> int:
 def _model_settings(quick: bool) -> tuple[tuple[str, str], ...]:
     small = (("elites", "2"), ("members", "2"), ("hidden", "32,32"))
     return (("epochs", "1"), *small) if quick else (("epochs", "25"),)
+
+
+def _planner_settings(quick: bool) -> tuple[tuple[str, str], ...]:
+    few = (("plans", "10"),) if quick else ()
+    # A fifth of the plans takes part: a critic of so little training is no judge of the single best one.
+    return (("effective", "0.2"), *few)

@@ -40,7 +40,7 @@ WORDS = {
 }
 COUNTS = ("plans", "horizon", "latents", "repeats")
 SHARES = ("effective", "share", "mixing", "discount")  # between 0 and 1
-POSITIVE = ("kappa", "sigma")
+NOT_NEGATIVE = ("kappa", "sigma")
 
 
 def check_values(planner: str, values: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def check_values(planner: str, values: Mapping[str, Any]) -> None:
             continue
         if name in SHARES and not np.all((np.asarray(value) >= 0) & (np.asarray(value) <= 1)):
             raise RefplanError(f"{name} of {planner} is a share and must lie between 0 and 1, got {value}.")
-        if name in POSITIVE and not np.all(np.asarray(value) >= 0):
+        if name in NOT_NEGATIVE and not np.all(np.asarray(value) >= 0):
             raise RefplanError(f"{name} of {planner} must not be negative, got {value}.")
 
 
@@ -98,7 +98,9 @@ class AbstractPlanner(AbstractPrior):
         self.high = prior_bound(self.prior, "high") if self.high is None else jnp.asarray(self.high)
 
     def __check_init__(self):
-        values = {name: getattr(self, name) for name in (*WORDS, *COUNTS, *SHARES, *POSITIVE) if hasattr(self, name)}
+        values = {
+            name: getattr(self, name) for name in (*WORDS, *COUNTS, *SHARES, *NOT_NEGATIVE) if hasattr(self, name)
+        }
         check_values(type(self).__name__, values)
 
     @abstractmethod
