@@ -184,6 +184,12 @@ def test_another_belief_model_gets_columns_of_its_own(names_only):
     assert set(plain.cells) < set(graph.cells) and count(graph, "evaluate") == count(plain, "evaluate") + 6
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "runtime"])  # which times the belief's training
+def test_every_experiment_can_do_without_the_papers_belief(names_only, name):
+    graph = build(names_only, name, beliefs=("worlds",))
+    assert {cell.settings["model"] for cell in graph.cells.values() if cell.kind == "model"} == {"ensemble"}
+
+
 def test_scales_can_be_changed_and_mistakes_are_explained(names_only):
     scale = load_recipe("rq4").scale("cpu", {"priors": "cql, maple", "planner_settings.kappa": "1"})
     assert scale.priors == ("cql", "maple") and scale.planner_settings == {"kappa": "1"}

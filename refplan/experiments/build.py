@@ -113,9 +113,10 @@ class Builder:
     def _model_basis(self, name: str, dataset: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those of the settings a model has, and all its settings with them.
 
-        Models share a table of settings, so a name only has to mean something to one of them.
+        Models share a table of settings, so a name only has to mean something to one of them; declarations are written
+        with the paper's own belief in mind, whether or not it is among those asked for.
         """
-        names = tuple(dict.fromkeys(("ensemble", *self.beliefs, name)))
+        names = tuple(dict.fromkeys(("ensemble", BELIEF, *self.beliefs, name)))
         known = {key for each in names for key in _learner_settings(each, self.scale.preset, dataset, "{}")}
         for setting in settings:
             if setting not in known:
