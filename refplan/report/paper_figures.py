@@ -33,9 +33,9 @@ def draw_figure(recipe: Recipe, rows: Rows, note: str, *paths: Path) -> None:
 
 
 def _panels(plt: Any, count: int, lines: int = 1, height: float = 3.2) -> tuple[Any, np.ndarray]:
-    size = (max(4.6, 3.6 * count), height * lines + 0.5)
+    size = (max(4.6, 3.6 * count), height * lines + 0.7)
     figure, axes = plt.subplots(lines, count, figsize=size, squeeze=False, layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+    figure.get_layout_engine().set(rect=(0, 0.09, 1, 0.91))
     return figure, axes
 
 
@@ -66,7 +66,7 @@ def _dots(plt: Any, recipe: Recipe, rows: Rows) -> Any:
     for agent in agents:
         axes[0, 0].plot([], [], "o", color=_colour(agent, agents), label=agent)
     axes[0, 0].plot([], [], "D", markerfacecolor="none", color="0.3", label="paper")
-    axes[0, -1].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")  # over no mark
     return figure
 
 
@@ -110,6 +110,7 @@ def _lines(plt: Any, recipe: Recipe, rows: Rows) -> Any:
                   markerfacecolor="none", markersize=4, linewidth=0.8, label="paper" if theirs else None)  # fmt: skip
         axis.set_title(f"{spec.panels} {panel}" if panel.isdigit() else panel, fontsize=9)
         axis.set_xlabel(spec.x)
+        axis.xaxis.get_major_locator().set_params(integer=True)  # latents, horizons, rows
         axis.set_ylabel(value.replace("_", " "))
         axis.grid(alpha=0.3)
     axes[0, 0].legend(fontsize=7)
