@@ -286,6 +286,15 @@ def test_the_papers_numbers_are_typed_in_correctly():
     assert max(set(picks), key=picks.count) == tuple(FIXED[n] for n in names), "the fixed setting is the most frequent"
 
 
+def test_kappa_is_found_by_default_and_used_where_it_is_given():
+    def softness(name, **changes):
+        return float(make_planner(name, prior_with_bounds(), LinearModel(), changes=changes).effective)
+
+    assert softness("loop") == softness("refplan") == pytest.approx(0.1)
+    assert softness("loop", kappa="5") == softness("mppi") == softness("critic") == 0.0
+    assert softness("loop", kappa=5.0, effective=0.3) == pytest.approx(0.3)
+
+
 def test_presets_reach_the_planner():
     agent = make_planner("refplan", prior_with_bounds(), LinearModel(), preset="paper",
                          dataset="hopper-medium-replay-v2", method="cql")  # fmt: skip
@@ -295,6 +304,7 @@ def test_presets_reach_the_planner():
     loop = make_planner("loop", prior_with_bounds(), LinearModel(), preset="fixed", changes={"kappa": "2"})
     assert planner_settings_of(loop)["horizon"] == 4
     assert float(loop.kappa) == 2.0
+    assert float(agent.effective) == float(loop.effective) == 0.0, "these presets have a kappa"
     with pytest.raises(RefplanError, match="unknown setting of planner 'loop' 'latents'"):
         make_planner("loop", prior_with_bounds(), LinearModel(), changes={"latents": 4})
     with pytest.raises(RefplanError, match="no planner settings for prior 'iql'"):

@@ -23,6 +23,7 @@ import pytest
 from refplan.agent import AbstractAgent
 from refplan.bench.estimate import START_S, Speed, cell_seconds
 from refplan.cli import main
+from refplan.dynamics.worlds import AbstractWorlds
 from refplan.errors import MissingExtraError, RefplanError
 from refplan.experiments.build import Builder
 from refplan.experiments.cells import Cell, Graph
@@ -174,6 +175,14 @@ def test_a_cell_is_known_by_all_it_depends_on(names_only, tmp_path):
     shutil.copytree(names_only.folder, tmp_path / "other")
     (tmp_path / "other" / "halfcheetah-full-replay.hdf5").write_text("other rows")
     assert not set(build(Shelf(tmp_path / "other"), "rq4").cells) & set(before.cells)
+
+
+def test_what_is_expected_of_worlds_is_part_of_a_cell(names_only, monkeypatch):
+    before = set(build(names_only, "rq4", beliefs=("worlds",)).cells)
+    monkeypatch.setattr(AbstractWorlds.__dataclass_fields__["significance"], "default", 9.0)
+    changed = build(names_only, "rq4", beliefs=("worlds",)).cells
+    assert {changed[name].settings["around"] for name in set(changed) - before} == {"worlds"}
+    assert len(set(changed) - before) == 12, "every evaluation among worlds, and nothing else"
 
 
 def test_another_belief_model_gets_columns_of_its_own(names_only):

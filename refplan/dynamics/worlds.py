@@ -57,8 +57,8 @@ class AbstractWorlds(eqx.Module):
     `memory` steps (an Ornstein-Uhlenbeck process whose resting law is the belief at the start of an episode), so that
     it can follow a world that changes. A step that no believed world explains counts less (`outlier`: from how many
     standard deviations on); `noise` is the factor on the ensemble's own variance. Every part of m is taken as it is at
-    home until it is `significance` standard deviations away from there: forty small errors would otherwise cost more
-    than they explain.
+    home until it is `significance` standard deviations away from there: forty parts are asked a thousand times per
+    episode, and at two standard deviations some of them are away from home by chance at any time.
     """
 
     gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5, kw_only=True)
@@ -67,7 +67,7 @@ class AbstractWorlds(eqx.Module):
     memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0, kw_only=True)
     noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0, kw_only=True)
     outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0, kw_only=True)
-    significance: Scalar = eqx.field(converter=jnp.asarray, default=2.0, kw_only=True)
+    significance: Scalar = eqx.field(converter=jnp.asarray, default=4.0, kw_only=True)
 
     def expectations(self) -> dict[str, Scalar]:
         """These settings by name."""

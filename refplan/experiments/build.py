@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from refplan.dynamics.presets import load_model_preset
+from refplan.dynamics.worlds import AbstractWorlds
 from refplan.errors import RefplanError
 from refplan.experiments.cells import Graph
 from refplan.experiments.line import MODEL_OF, needs_model
@@ -94,7 +95,7 @@ class Builder:
             sources["starts"] = Data(f"{robot}-{agent.starts}")
         if agent.planner != "prior":
             settings |= {"planner_preset": self.scale.planner_preset, "changes": _known(agent.planner, changes)}
-            basis = _planner_basis(agent.planner, self.scale.planner_preset, data.name, prior)
+            basis = _planner_basis(agent.planner, self.scale.planner_preset, data.name, prior) | _around_basis(settings)
         return self.graph.add("evaluate", settings, needs=needs, data=sources, basis=basis)
 
     def model(self, data: Data, name: str, seed: int) -> str:
@@ -139,6 +140,7 @@ class Builder:
         if learns_in_model:
             needs["model"], around = self.believed(data, imagined, seed)
             settings |= around
+            basis = basis | _around_basis(around)
         return self.graph.add("prior", settings, needs=needs, data={"train": data}, basis=basis)
 
     def _searches(self) -> None:
@@ -147,7 +149,7 @@ class Builder:
             for belief in self.beliefs:
                 model, around = self.believed(data, belief, seed)
                 needs = {"prior": self.prior(data, prior, seed), "model": model}
-                basis = _planner_basis("refplan", self.scale.planner_preset, data.name, prior)
+                basis = _planner_basis("refplan", self.scale.planner_preset, data.name, prior) | _around_basis(around)
                 for search, trials in (("bayes", self.scale.trials), ("grid", self.scale.grid)):
                     settings: dict[str, Any] = {**around, "search": search, "trials": trials, "seed": seed}
                     settings |= {"episodes": self.scale.episodes}
@@ -181,7 +183,7 @@ class Builder:
             changes = {**self.scale.planner_settings, "horizon": horizon, "latents": latents}
             settings |= {"planner": "refplan", "planner_preset": self.scale.planner_preset, "changes": changes}
             settings |= {"dataset": data.name, "method": prior, "steps": self.scale.steps, "seed": 0}
-            basis = _planner_basis("refplan", self.scale.planner_preset, data.name, prior)
+            basis = _planner_basis("refplan", self.scale.planner_preset, data.name, prior) | _around_basis(settings)
             cell = self.graph.add("steps", settings, needs=needs, data={"train": data}, basis=basis, cpus=0)
             axes = {"horizon": horizon, "latents": latents, "agent": _named("refplan", belief)}
             self.graph.give(cell, self._labels(robot, kind, prior, 0, **axes))
@@ -218,6 +220,12 @@ def _known(planner: str, changes: dict[str, Any]) -> dict[str, Any]:
         if name not in everywhere:
             raise RefplanError(f"neither LOOP nor RefPlan has a setting '{name}'.")
     return {name: value for name, value in changes.items() if name in planner_defaults(planner)}
+
+
+def _around_basis(settings: dict[str, Any]) -> dict[str, Any]:
+    """What is expected of worlds today, where a cell makes them around an ensemble."""
+    fields = dataclasses.fields(AbstractWorlds) if "around" in settings else ()
+    return {f"{WORLDS}.{field.name}": field.default for field in fields}
 
 
 def _planner_basis(planner: str, preset: str, dataset: str, method: str) -> dict[str, Any]:

@@ -275,5 +275,7 @@ def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
 def worlds_around(ensemble: Stage) -> Stage:
     """The worlds around a trained ensemble: made at once, so not a stage of its own that could be resumed."""
     about = {"method": "worlds", "preset": ensemble.about["preset"], "around": ensemble.digest}
-    digest = digest_inputs({"stage": "worlds", "ensemble": ensemble.digest})
-    return Stage("worlds", digest, ensemble.folder, about, around(ensemble.made))
+    made = around(ensemble.made)
+    expected = {name: float(value) for name, value in made.expectations().items()}
+    digest = digest_inputs({"stage": "worlds", "ensemble": ensemble.digest, **expected})
+    return Stage("worlds", digest, ensemble.folder, about, made)

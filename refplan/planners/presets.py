@@ -16,6 +16,8 @@ from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
 PRESETS = ("default", "fixed", "paper")
+# Kappa is found in every decision, unless it is given: raw kappa depends on the critic's scale (docs/settings.md).
+DEFAULT = {"effective": 0.1}
 # The most frequent of the paper's 75 picks: one setting for every dataset, so that nothing is picked by its result.
 FIXED = {"horizon": 4, "sigma": 0.05, "kappa": 5.0, "latents": 16, "penalty": 0.1}
 
@@ -45,13 +47,19 @@ def make_planner(
     else:
         planner = kind(prior)
     known = planner_settings_of(planner)
-    if preset == "default" and model is not None:
-        settings = {"latents": model.draws} | settings
+    if preset == "default":
+        settings = _default(name, model, changes or {})
     fitting = {setting: value for setting, value in settings.items() if setting in known}
     for setting in changes or {}:
         if setting not in known:
             raise unknown_name(f"setting of planner '{name}'", setting, known)
     return with_settings(planner, fitting | dict(changes or {}))
+
+
+def _default(name: str, model: AbstractDynamics | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The default settings as they fit a planner: MPPI and the control keep their own kappa, as does who gives one."""
+    softness = DEFAULT if name in ("loop", "refplan") and "kappa" not in changes else {}
+    return {**softness, **({"latents": model.draws} if model is not None else {})}
 
 
 def planner_defaults(name: str) -> dict[str, Any]:
@@ -78,7 +86,7 @@ def planner_settings(preset: str, dataset: str = "", method: str = "") -> dict[s
     if preset not in PRESETS:
         raise unknown_name("preset of planners", preset, PRESETS)
     if preset == "default":
-        return {}
+        return dict(DEFAULT)
     if preset == "fixed":
         return {**FIXED, "propagation": "sample"}
     table = paper_settings()
