@@ -21,6 +21,7 @@ LAYERS = [
     ["priors"],
     ["planners"],
     ["stats"],
+    ["result"],
     ["evaluation"],
     ["store"],
     ["collect"],

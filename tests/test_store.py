@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from refplan.agent import RandomAgent
 from refplan.errors import RefplanError
-from refplan.evaluation import Result
 from refplan.nn import make_mlp
+from refplan.result import Result
 from refplan.settings import differences, settings_of, to_toml
 from refplan.store import COLUMNS, append_results, load_run, read_results, result_row, save
 
