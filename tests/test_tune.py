@@ -12,8 +12,9 @@ from toy import toy_data
 from refplan.cli import main
 from refplan.errors import RefplanError
 from refplan.experiments.imagined import Judge, Range, held_out_starts, imagined_returns, logged_range
-from refplan.experiments.tune import GRID, Space, finished_trials, open_study, tune
+from refplan.experiments.tune import GRID, Space, finished_trials, free_settings, open_study, tune
 from refplan.planners.loop import LOOP
+from refplan.planners.presets import planner_defaults
 
 pytest.importorskip("optuna")
 P, K = riccati()
@@ -123,6 +124,16 @@ def test_starts_come_from_the_data():
 def test_the_command_explains_what_is_missing(tmp_path, capsys):
     assert main(["tune", str(tmp_path / "none")]) != 0
     assert "no such run folder" in capsys.readouterr().err
+
+
+def test_what_is_fixed_is_not_searched_and_a_share_of_plans_leaves_no_kappa_to_find():
+    assert free_settings(planner_defaults("loop"), ["sigma"]) == ("horizon", "kappa", "penalty")
+    assert free_settings(planner_defaults("refplan"), {"effective": "0.1"}) == (
+        "horizon",
+        "sigma",
+        "latents",
+        "penalty",
+    )
 
 
 @pytest.mark.slow

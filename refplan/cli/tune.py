@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from refplan.cli.fit import parse_settings
-    from refplan.experiments.tune import GRID, Space, check_search, tune
+    from refplan.experiments.tune import Space, check_search, free_settings, tune
     from refplan.planners.presets import planner_settings_of
 
     check_search(args.method)
     fixed = parse_settings(args.fix)
     make = _planner_maker(args, fixed)
-    names = tuple(name for name in GRID if name in planner_settings_of(make({})) and name not in fixed)
+    names = free_settings(planner_settings_of(make({})), fixed)
     online = _online(args, make) if args.objective == "online" or args.agree else None
     objective = online if online and args.objective == "online" else _offline(args, make)
     say = lambda text: print(text, file=sys.stderr if args.json else sys.stdout, flush=True)  # noqa: E731

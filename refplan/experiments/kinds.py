@@ -15,7 +15,7 @@ from refplan.data.tasks import task
 from refplan.dynamics.presets import load_model_preset
 from refplan.evaluation import evaluate
 from refplan.experiments.line import evaluation_stage, model_stage, prior_stage
-from refplan.experiments.tune import GRID, Space, online_objective, tune
+from refplan.experiments.tune import Space, free_settings, online_objective, tune
 from refplan.experiments.work import Bench
 from refplan.planners.presets import planner_defaults, planner_settings_of
 from refplan.presets import with_settings
@@ -58,7 +58,7 @@ def _evaluate(bench: Bench) -> Made:
 def _tune(bench: Bench) -> Made:
     settings, data = bench.request.settings, bench.load()
     fixed = settings["changes"]
-    names = tuple(name for name in GRID if name in planner_defaults("refplan") and name not in fixed)
+    names = free_settings(planner_defaults("refplan"), fixed)
     prior, model = bench.stage("prior"), bench.stage("model")
     inputs = {**settings, "prior": prior.digest, "model": model.digest}
 

@@ -1,7 +1,7 @@
 """Choosing a planner's numbers: Bayesian optimisation (TPE) or the paper's grid, online or without the real world."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ class Space:
                 low, high = (0.1, 20.0) if name == "kappa" else (0.01, 0.2)
                 chosen[name] = trial.suggest_float(name, low, high, log=True)
         return chosen
+
+
+def free_settings(known: Iterable[str], fixed: Iterable[str]) -> tuple[str, ...]:
+    """What is left to find: those of the paper's five a planner has and nobody fixed; a fixed share finds its kappa."""
+    settled = {*fixed, *(("kappa",) if "effective" in fixed else ())}
+    return tuple(name for name in GRID if name in known and name not in settled)
 
 
 def tune(
