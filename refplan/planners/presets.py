@@ -18,6 +18,7 @@ from refplan.settings import settings_of
 PRESETS = ("default", "fixed", "paper")
 # Kappa is found in every decision, unless it is given: raw kappa depends on the critic's scale (docs/settings.md).
 DEFAULT = {"effective": 0.1}
+SOFT = ("loop", "refplan")  # what that was measured for; MPPI and the control keep their own kappa
 # The most frequent of the paper's 75 picks: one setting for every dataset, so that nothing is picked by its result.
 FIXED = {"horizon": 4, "sigma": 0.05, "kappa": 5.0, "latents": 16, "penalty": 0.1}
 
@@ -47,19 +48,15 @@ def make_planner(
     else:
         planner = kind(prior)
     known = planner_settings_of(planner)
-    if preset == "default":
-        settings = _default(name, model, changes or {})
+    if preset == "default" and model is not None:
+        settings = {"latents": model.draws} | settings
+    if name not in SOFT or "kappa" in (changes or {}):
+        settings.pop("effective", None)
     fitting = {setting: value for setting, value in settings.items() if setting in known}
     for setting in changes or {}:
         if setting not in known:
             raise unknown_name(f"setting of planner '{name}'", setting, known)
     return with_settings(planner, fitting | dict(changes or {}))
-
-
-def _default(name: str, model: AbstractDynamics | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The default settings as they fit a planner: MPPI and the control keep their own kappa, as does who gives one."""
-    softness = DEFAULT if name in ("loop", "refplan") and "kappa" not in changes else {}
-    return {**softness, **({"latents": model.draws} if model is not None else {})}
 
 
 def planner_defaults(name: str) -> dict[str, Any]:
