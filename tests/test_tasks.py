@@ -152,7 +152,7 @@ def test_a_dataset_finds_its_task():
     assert task_for(logged(11, 3, env_id="Hopper-v5")).name == "hopper"
     assert task_for(logged(11, 3, env_id="Hopper-v5", flavour="d4rl")).name == "hopper-d4rl"
     assert task_for(logged(17, 6, env_id="Walker2d-v2", flavour="d4rl")).name == "walker2d-d4rl"
-    assert task_for(logged(17, 6, env_id="refplan/HalfCheetahHill-v0", flavour="d4rl")).name == "halfcheetah-hill"
+    assert task_for(logged(17, 6, env_id="refplan/HalfCheetahHill-v1", flavour="d4rl")).name == "halfcheetah-hill"
     assert task_for(logged(3, 1, env_id="Pendulum-v1")).name == "Pendulum-v1"
     assert logged(11, 3, env_id="Hopper-v5").task.name == "hopper"
 

@@ -88,6 +88,8 @@ def test_starts_as_the_flat_cheetah_but_for_the_ground(world):
         ("gentle", "original", 1.0, 0.055),
         ("steep", "paper", 0.5, 0.028),
         ("steep", "original", 4.0, 0.22),
+        ("hill", "flat", 0.0, 0.0),
+        ("gentle", "flat", 0.0, 0.0),
     ],
 )
 def test_heights_and_grades(world, heights, top, grade):
@@ -136,22 +138,37 @@ def test_the_plateau_continues_and_the_edge_does_not():
     assert height_under(edge, 51.0) is None
     assert height_under(plateau, 900.0) == pytest.approx(0.5, abs=1e-5)
     assert height_under(plateau, -200.0) == pytest.approx(0.0, abs=1e-5)
-    obs, _, _ = run(plateau, 0, np.zeros((20, 6), np.float32))
-    literal, _, _ = run(edge, 0, np.zeros((20, 6), np.float32))
-    np.testing.assert_allclose(obs, literal, atol=1e-6)  # the first metres are the same ground
+    for x in np.linspace(-2.0, 20.0, 23):  # the first metres are the same ground
+        assert height_under(edge, x) == pytest.approx(height_under(plateau, x), abs=1e-5)
+
+
+@pytest.mark.parametrize("world", ["hill", "field"])
+def test_the_ground_has_seams_only_where_it_may_bend(world):
+    """The same ground, bends and all, from a tenth of the nodes."""
+    plateau, edge = cheetah(world).unwrapped, cheetah(world, terrain_end="edge").unwrapped
+    for env in (plateau, edge):
+        env.reset(seed=3)
+    np.testing.assert_array_equal(plateau.profile, edge.profile)
+    size, (spacing,) = plateau.model.hfield_size[0], plateau.model.hfield_ncol - 1
+    assert 2.0 < 2 * size[0] / spacing < 3.1
+    kinks = np.flatnonzero(np.abs(np.diff(plateau.profile, 2)) > 1e-9) + 1
+    assert len(kinks) >= 3
+    left = plateau.model.geom("floor").pos[0] - size[0]
+    columns = (-50 + kinks * PITCH - left) / (2 * size[0] / spacing)
+    np.testing.assert_allclose(columns, np.round(columns), atol=1e-6)
 
 
 def test_a_cheetah_rests_on_flat_ground_as_on_the_plane():
     """Far from the ramps the field must feel like HalfCheetah's floor."""
     heights = []
-    for env in (task("halfcheetah").make(), cheetah("steep")):
+    for env in (task("halfcheetah").make(), cheetah("steep"), cheetah("field", heights="flat")):
         env.reset(seed=0)
         world = env.unwrapped
         world.set_state(np.array([-20.0, *np.zeros(8)]), np.zeros(9))
         for _ in range(60):
             obs = env.step(np.zeros(6, np.float32))[0]
         heights.append(obs[0])
-    np.testing.assert_allclose(heights[0], heights[1], atol=2e-3)
+    np.testing.assert_allclose(heights[1:], heights[0], atol=2e-3)
 
 
 def test_torso_z_is_literal():
@@ -217,6 +234,6 @@ def test_wrong_settings():
 
 
 def test_ids_work_with_plain_gymnasium():
-    env = gym.make("refplan.data.worlds:refplan/HalfCheetahField-v0")
+    env = gym.make("refplan.data.worlds:refplan/HalfCheetahField-v1")
     assert env.spec.max_episode_steps == 1000
     env.reset(seed=0)

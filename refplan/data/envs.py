@@ -23,12 +23,13 @@ KNOWN_ENVS = {
     "walker2d-d4rl": KnownEnv("refplan/Walker2dD4RL-v0", "walker2d", "d4rl", entry_point="Walker2dD4RL"),
 } | {
     f"halfcheetah-{world}": KnownEnv(
-        f"refplan/HalfCheetah{world.capitalize()}-v0",
+        f"refplan/HalfCheetah{world.capitalize()}-v{version}",
         "halfcheetah",
         world=world,
         entry_point=f"HalfCheetah{world.capitalize()}",
     )
-    for world in ("joint", "hill", "gentle", "steep", "field")
+    # Terrains of version 0 had a seam every tenth of a metre, over which robots stumbled.
+    for world, version in (("joint", 0), ("hill", 1), ("gentle", 1), ("steep", 1), ("field", 1))
 }
 HORIZON = 1000  # of all of them
 
@@ -45,3 +46,12 @@ def register_envs() -> None:
 def known_env(env_id: str) -> tuple[str, KnownEnv] | None:
     """Our name and record of a Gymnasium id, if it is one of ours."""
     return next(((name, env) for name, env in KNOWN_ENVS.items() if env.env_id == env_id), None)
+
+
+def world_version(name: str) -> dict[str, str]:
+    """What to add to all a result depends on: the version of a world that has been changed since its first one.
+
+    First versions say nothing, so that results keep the names they had before there were others.
+    """
+    env_id = KNOWN_ENVS[name].env_id if name in KNOWN_ENVS else ""
+    return {"env": env_id} if env_id.startswith("refplan/") and not env_id.endswith("-v0") else {}

@@ -1,7 +1,7 @@
 """The environments refplan adds: the robots with D4RL's physics, and HalfCheetah in worlds its data never showed (RQ4).
 
 Importing this module imports MuJoCo and registers the ids, so `gymnasium.make("refplan.data.worlds:refplan/
-HalfCheetahHill-v0")` works from anywhere. The terrains are those of `learning_to_adapt` (Nagabandi et al., 2019) on
+HalfCheetahHill-v1")` works from anywhere. The terrains are those of `learning_to_adapt` (Nagabandi et al., 2019) on
 Gymnasium's HalfCheetah-v5, with the milder heights of the RefPlan paper unless `heights="original"`.
 """
 
@@ -27,7 +27,7 @@ register_envs()
 COLUMNS = 500  # of the original height field
 PITCH = 100.0 / (COLUMNS - 1)  # metres between two columns
 EDGE = 50.0  # the original field ends at x = -50 and x = 50
-BEFORE, AFTER = 998, 4491  # columns added by terrain_end="plateau": the ground then spans x = -250 to x = 950
+PLATEAU = (-250.0, 950.0)  # what the ground spans with terrain_end="plateau": more than an episode at full speed
 UNDER_ROBOT = (-0.8, 1.0)  # the x range a standing cheetah covers
 ACTUATORS = 6
 VIEW_EXTENT = 8.0  # metres; what MuJoCo computes for the flat world
@@ -145,7 +145,19 @@ class Terrain:
     paper: tuple[float, float]  # range of the height in metres, in the RefPlan paper
     original: tuple[float, float]
 
+    def bends(self, start: float, end: float) -> Float[np.ndarray, " nodes"]:
+        """Where the ground may bend, and on in the same steps until both ends are covered, in metres."""
+        step, first = self.width * PITCH, column_x(self.columns[0] - 1)
+        return first + step * np.arange(np.floor((start - first) / step), np.ceil((end - first) / step) + 1)
 
+
+def column_x(column: Any) -> Any:
+    """Where a column of the original field is, in metres."""
+    return -EDGE + PITCH * column
+
+
+FLAT = (0.0, 0.0)
+HEIGHTS = ["paper", "original", "flat"]
 SIX_RAMPS = (250, 265, 280, 295, 310, 325)
 TERRAINS = {
     "hill": Terrain(SIX_RAMPS, 15, (1.0, -1.0, 0.0, 0.0, 0.0, 0.0), (0.2, 0.2), (0.6, 0.6)),
@@ -176,11 +188,15 @@ def draw_slopes(rng: np.random.Generator, count: int) -> Float[np.ndarray, " cou
 class HalfCheetahTerrain(HalfCheetahEnv):
     """HalfCheetah-v5 on a height field.
 
-    `heights` is "paper" (RefPlan's) or "original". `terrain_end="plateau"` continues the last height for as long as a
-    cheetah can run in an episode; `"edge"` ends the ground at x = 50 as in the original, where the robot falls and
-    keeps earning. The start is raised by the highest ground under the robot, so that first observations resemble the
-    flat world's; `torso_z` places the torso's zero literally at that height instead (the original used 1.0, HalfCheetah
-    has 0.7).
+    `heights` is "paper" (RefPlan's), "original" or "flat": no hill at all, which shows what the height field alone
+    does. `terrain_end="plateau"` continues the last height for as long as a cheetah can run in an episode; `"edge"`
+    ends the ground at x = 50 as in the original, where the robot falls and keeps earning. The start is raised by the
+    highest ground under the robot, so that first observations resemble the flat world's; `torso_z` places the torso's
+    zero literally at that height instead (the original used 1.0, HalfCheetah has 0.7).
+
+    MuJoCo touches a height field cell by cell, and a foot that sinks in where two cells meet also gets a push sideways,
+    even on level ground. So the field has nodes only where the ground may bend, every two or three metres; with
+    `"edge"` it has the original's columns, a fifth of a metre apart, and a fast robot stumbles over their seams.
     """
 
     world = ""
@@ -192,13 +208,13 @@ class HalfCheetahTerrain(HalfCheetahEnv):
         torso_z: float | None = None,
         **kwargs: Any,
     ):
-        if heights not in ("paper", "original"):
-            raise unknown_name("heights", heights, ["paper", "original"])
+        if heights not in HEIGHTS:
+            raise unknown_name("heights", heights, HEIGHTS)
         if terrain_end not in ("plateau", "edge"):
             raise unknown_name("terrain_end", terrain_end, ["plateau", "edge"])
         self.terrain = TERRAINS[self.world]
-        self.height_range = self.terrain.paper if heights == "paper" else self.terrain.original
-        self._padding = (BEFORE, AFTER) if terrain_end == "plateau" else (0, 0)
+        self.height_range = FLAT if heights == "flat" else getattr(self.terrain, heights)
+        self._nodes = self.terrain.bends(*PLATEAU) if terrain_end == "plateau" else column_x(np.arange(COLUMNS))
         self._torso_z = torso_z
         self.profile = np.zeros(COLUMNS)  # metres
         super().__init__(**kwargs)
@@ -207,17 +223,15 @@ class HalfCheetahTerrain(HalfCheetahEnv):
             self._lay(self.terrain.slopes, self.height_range[0])
 
     def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        before, after = self._padding
-        columns = before + COLUMNS + after
-        length = (columns - 1) * PITCH
+        columns, length = len(self._nodes), self._nodes[-1] - self._nodes[0]
         with without_total_mass_warning():
             spec = mujoco.MjSpec.from_file(self.fullpath)
             # Two rows are enough, nothing varies along y: more rows only make more contacts and half the speed.
-            size = [length / 2, 5.0, self.height_range[1], 0.1]
+            size = [length / 2, 5.0, self.height_range[1] or 1.0, 0.1]  # MuJoCo wants a height above zero
             spec.add_hfield(name="terrain", nrow=2, ncol=columns, size=size, userdata=np.zeros(2 * columns))
             floor = spec.geom("floor")
             floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "terrain"
-            floor.pos = [length / 2 - EDGE - before * PITCH, 0.0, 0.0]
+            floor.pos = [(self._nodes[0] + self._nodes[-1]) / 2, 0.0, 0.0]
             spec.material("MatPlane").texrepeat = [0.75 * length, 7.5]  # squares as large as on the flat floor
             if self._torso_z is not None:
                 spec.body("torso").pos[2] = self._torso_z
@@ -232,7 +246,7 @@ class HalfCheetahTerrain(HalfCheetahEnv):
         """Write a terrain into the model (and to the graphics card, if a viewer is open)."""
         self.profile = height * ramps(self.terrain.columns, self.terrain.width, slopes)
         # Compiling scaled the field by the largest height there can be, from which MuJoCo's bounding boxes come.
-        row = np.pad(self.profile, self._padding, mode="edge") / self.model.hfield_size[0, 2]
+        row = self.elevation(self._nodes) / self.model.hfield_size[0, 2]
         self.model.hfield_data[:] = np.tile(row, 2)
         for viewer in self.mujoco_renderer._viewers.values():
             viewer.make_context_current()
@@ -240,7 +254,7 @@ class HalfCheetahTerrain(HalfCheetahEnv):
 
     def elevation(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
         """Height of the ground at x, in metres."""
-        return np.interp(x, -EDGE + PITCH * np.arange(COLUMNS), self.profile)
+        return np.interp(x, column_x(np.arange(COLUMNS)), self.profile)
 
     def reset_model(self) -> Any:
         """HalfCheetah's start noise, then the terrain, then the start height."""
