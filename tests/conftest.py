@@ -13,7 +13,9 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of a test's time is compilation, and tests compile the same small programs again and again.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / "xla"))
+# Two processes (tests/together.py) do not share a cache: JAX may read what another one is still writing.
+CACHE = "xla-2" if "REFPLAN_TEST_BACKWARDS" in os.environ else "xla"
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".pytest_cache" / CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 

@@ -38,7 +38,7 @@ def test_the_labelled_world_is_the_world_of_those_gains_and_keeps_them():
     around = WorldsDynamics(Pushed(), jnp.ones(2), jnp.ones(3), 2)
     obs, action = jr.normal(jr.key(0), (2, 2)), jnp.array([0.4, -0.7])
     found = model.predict((), jnp.concatenate([obs, jnp.broadcast_to(gain, (2, 2))], axis=1), action)
-    expected = around.predict(around.write(World(gain, jnp.zeros(2), jnp.zeros(2))), obs, action)
+    expected = around.predict(around.write(World(gain, *jnp.zeros((3, 2)))), obs, action)
     np.testing.assert_allclose(found.next_obs[:, :2], expected.next_obs, atol=1e-6)
     np.testing.assert_allclose(found.reward, expected.reward, atol=1e-6)
     np.testing.assert_array_equal(found.next_obs[:, 2:], np.tile(gain, (2, 1)))
@@ -65,7 +65,7 @@ def test_a_conditioned_prior_takes_actuators_for_whole_until_told():
     whole = prior.prior.act((), jnp.append(obs, jnp.ones(2)), jr.key(0))[0]
     np.testing.assert_allclose(prior.act((), obs, jr.key(0))[0], whole)
     model = WorldsDynamics(Pushed(), jnp.ones(2), jnp.ones(3), 2)
-    world = World(jnp.array([0.3, 1.6]), jnp.array([1.0, -1.0]), jnp.zeros(2))
+    world = World(jnp.array([0.3, 1.6]), jnp.array([1.0, -1.0]), *jnp.zeros((2, 2)))
     told = Adapted(prior, model, jnp.full(2, -9.0), jnp.full(2, 9.0)).under(model.write(world))
     view = jnp.append(obs, jnp.array([0.3, 1.0]))  # trained with gains up to 1 only
     action, density = told.sample((), obs + world.offset, jr.key(3))
@@ -101,7 +101,7 @@ def test_the_command_trains_one_that_a_planner_tells_about_gains(world, tmp_path
     assert isinstance(planner.prior, Adapted) and planner.prior.prior is prior
     action, _ = eqx.filter_jit(planner.act)(planner.start(), jnp.zeros(11), jr.key(0))
     assert action.shape == (3,) and bool(jnp.isfinite(action).all())
-    weak = planner.prior.under(around.write(World(jnp.zeros(3), jnp.zeros(11), jnp.zeros(11))))
+    weak = planner.prior.under(around.write(World(jnp.zeros(3), *jnp.zeros((3, 11)))))
     assert not np.allclose(weak.act((), jnp.zeros(11), jr.key(0))[0], prior.act((), jnp.zeros(11), jr.key(0))[0])
 
 

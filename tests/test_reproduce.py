@@ -1,6 +1,7 @@
 """The paper's experiments: what is declared, what is made once, what happens when something dies, what is drawn."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -23,6 +24,7 @@ import pytest
 from refplan.agent import AbstractAgent
 from refplan.bench.estimate import START_S, Speed, cell_seconds
 from refplan.cli import main
+from refplan.data.envs import KNOWN_ENVS
 from refplan.dynamics.worlds import AbstractWorlds
 from refplan.errors import MissingExtraError, RefplanError
 from refplan.experiments.build import Builder
@@ -183,6 +185,15 @@ def test_what_is_expected_of_worlds_is_part_of_a_cell(names_only, monkeypatch):
     changed = build(names_only, "rq4", beliefs=("worlds",)).cells
     assert {changed[name].settings["around"] for name in set(changed) - before} == {"worlds"}
     assert len(set(changed) - before) == 12, "every evaluation among worlds, and nothing else"
+
+
+def test_the_version_of_a_changed_world_is_part_of_a_cell(names_only, monkeypatch):
+    before = set(build(names_only, "rq4").cells)
+    newer = dataclasses.replace(KNOWN_ENVS["halfcheetah-hill"], env_id="refplan/HalfCheetahHill-v9")
+    monkeypatch.setitem(KNOWN_ENVS, "halfcheetah-hill", newer)
+    changed = build(names_only, "rq4").cells
+    assert {changed[name].settings["task"] for name in set(changed) - before} == {"halfcheetah-hill"}
+    assert len(set(changed) - before) == 6, "three agents, two seeds"
 
 
 def test_another_belief_model_gets_columns_of_its_own(names_only):
@@ -418,6 +429,14 @@ def test_aggregates_are_those_of_the_statistics_module():
     assert table.lines[-1][0] == "P(refplan beats loop)"
     rows.append(row("refplan", 0.0, 0, dataset="half there"))
     assert aggregate_table(rows, "rq2").lines == table.lines, "a task that lacks seeds is left out"
+
+
+def test_one_seed_has_no_interval():
+    rows = [row(agent, score, dataset=f"data{score}") for agent in ("loop", "refplan") for score in (10.0, 30.0)]
+    table = aggregate_table(rows, "rq2")
+    assert "one seed" in table.title
+    assert next(line for line in table.lines if line[0] == "mean")[1:3] == ["20.0", "20.0"]
+    assert not any("[" in text for line in table.lines for text in line)
 
 
 def test_the_papers_aggregates_are_of_the_same_tasks():

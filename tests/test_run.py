@@ -1,5 +1,6 @@
 """The whole line: stages are made once, follow their inputs, survive a kill; the run folder serves other commands."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,12 +18,13 @@ import pytest
 from refplan.agent import RandomAgent
 from refplan.cli import main
 from refplan.collect.rollout import roll_out
+from refplan.data.envs import world_version
 from refplan.data.hdf5 import save_hdf5
 from refplan.data.sources import load
 from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError
-from refplan.experiments.line import Plan
-from refplan.experiments.workshop import Workshop, digest_inputs
+from refplan.experiments.line import Plan, evaluation_stage
+from refplan.experiments.workshop import Stage, Workshop, digest_inputs
 from refplan.report.summary import summarise
 from refplan.store import load_run, read_results
 
@@ -49,6 +51,23 @@ def test_a_stage_is_made_once_and_again_when_an_input_changes(tmp_path):
     assert work(a=1).made == {"value": 1}, "going back finds the old stage"
     assert len(made) == 2
     assert said[1].endswith("there already")
+
+
+def test_a_world_that_has_changed_since_is_evaluated_anew(tmp_path, monkeypatch):
+    hill = dataclasses.replace(find_task("halfcheetah-hill"), horizon=5)
+    about = {"method": "random", "preset": "none", "updates": 0}
+    prior = Stage("prior", "digest", tmp_path, about, RandomAgent(jnp.asarray(hill.low), jnp.asarray(hill.high)))
+
+    def work():
+        shop = Workshop(tmp_path, lambda text: None)
+        return evaluation_stage(shop, hill, "prior", prior, None, Plan(episodes=1), 0, "data").folder
+
+    first = work()
+    assert work() == first
+    assert world_version("halfcheetah-hill") == {"env": "refplan/HalfCheetahHill-v1"}
+    assert world_version("halfcheetah") == world_version("halfcheetah-joint") == {}
+    monkeypatch.setattr("refplan.experiments.line.world_version", lambda name: {"env": f"{name}-v9"})
+    assert work() != first
 
 
 def test_an_unfinished_stage_is_continued_in_its_own_folder(tmp_path):
@@ -79,7 +98,8 @@ def test_inputs_are_told_apart():
 def test_which_models_a_plan_needs():
     assert Plan(planners=("prior", "critic")).models == ()
     assert Plan(planners=("prior", "loop")).models == ("ensemble",)
-    assert Plan(planners=("loop", "refplan")).models == ("ensemble",)  # worlds are made around it
+    for belief in ("worlds", "refined"):  # made around it
+        assert Plan(planners=("loop", "refplan"), belief=belief).models == ("ensemble",)
     assert set(Plan(planners=("loop", "refplan"), belief="belief").models) == {"ensemble", "belief"}
     assert Plan(method="mopo", planners=("prior",)).models == ("ensemble",)
     with pytest.raises(RefplanError, match="unknown planner 'lop'"):

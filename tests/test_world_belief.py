@@ -9,14 +9,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from refplan.data.assemble import make_dataset
-from refplan.data.dataset import Meta
 from refplan.dynamics.adapted import Adapted, Reflecting
+from refplan.dynamics.around_learner import Worlds
 from refplan.dynamics.base import AbstractTermination, NeverTerminates, Outcome
 from refplan.dynamics.ensemble import Ensemble
 from refplan.dynamics.relabel import draw_gains, with_gains
 from refplan.dynamics.worlds import World, WorldsDynamics, around
-from refplan.dynamics.worlds_learner import Worlds
 from refplan.errors import RefplanError
 from refplan.modules import load_module, save_module
 from refplan.planners.loop import LOOP
@@ -24,11 +22,8 @@ from refplan.planners.presets import make_planner
 from refplan.planners.refplan import RefPlan
 from refplan.train import fit
 from refplan.types import Transition
+from tests.bent_worlds import HOME, STD, A, B, live, logged
 from tests.models import LinearPrior, TwoMembers
-
-A = jnp.array([[0.9, 0.1], [0.0, 0.8]])
-B = jnp.array([[0.5, 0.0], [0.2, 0.4]])
-STD = 0.05
 
 
 class Bent(TwoMembers):
@@ -46,23 +41,8 @@ class Bent(TwoMembers):
 
 
 def worlds(curve=0.0, **settings):
-    base = {"memory": 1e9, "noise": 1.0, "outlier": 1e6, "significance": 0.0}
+    base = {"memory": 1e9, "noise": 1.0, "outlier": 1e6, "significance": 0.0, "climb_std": 1e-6, "doubt": 1.0}
     return WorldsDynamics(Bent(curve), jnp.ones(2), jnp.ones(3), 2, **{**base, **settings})
-
-
-def live(curve, world, steps, key, scale=1.0):
-    """Real steps in a world: (gain, offset, drift)."""
-    gain, offset, drift = (jnp.asarray(x) for x in world)
-
-    def step(obs, key):
-        key_action, key_noise = jr.split(key)
-        action = scale * jr.uniform(key_action, (2,), minval=-1.0)
-        flat = obs - offset
-        after = A @ flat + curve * jnp.tanh(flat) ** 3 + B @ (gain * action) + offset + drift
-        after = after + STD * jr.normal(key_noise, (2,))
-        return after, Transition(obs, action, jnp.zeros(()), after, jnp.zeros((), bool))
-
-    return jax.lax.scan(step, jnp.zeros(2), jr.split(key, steps))[1]
 
 
 @eqx.filter_jit
@@ -72,9 +52,6 @@ def reflect(model, steps, belief=None):
         return belief, (belief.mean, jnp.diagonal(belief.covariance))
 
     return jax.lax.scan(one, model.start() if belief is None else belief, steps)
-
-
-HOME = (jnp.ones(2), jnp.zeros(2), jnp.zeros(2))
 
 
 def gains(model, belief):
@@ -119,11 +96,44 @@ def test_a_failure_is_followed_within_twenty_steps_and_forgotten_without_evidenc
     assert abs(float(gains(model, belief)[0]) - 1.0) < 0.15
     belief, _ = reflect(model, broken, belief)
     assert float(model.read(model.centre(belief, jnp.zeros(2))).gain[0]) < 0.2
-    # A robot that gives no commands learns nothing about its actuators: back to the doubt it started with.
+    # A robot that gives no commands learns nothing about its actuators: back to the doubt it started with, and home.
     resting = live(0.0, HOME, 1000, jr.key(4), scale=0.0)
+    model = dataclasses.replace(model, significance=jnp.asarray(4.0))
     belief, _ = reflect(model, resting, belief)
-    np.testing.assert_allclose(gains(model, belief)[0], 1.0, atol=0.05)
+    np.testing.assert_allclose(model.read(model.centre(belief, jnp.zeros(2))).gain[0], 1.0, atol=1e-6)
     np.testing.assert_allclose(belief.covariance[0, 0], 1.0, rtol=0.05)
+
+
+def test_ground_that_rises_is_followed_without_lagging_behind():
+    """A shift that grows every step: with `climb` the belief is where the ground is, without it stays below."""
+    rise, settings = 0.02, {"gain_std": 1e-6, "drift_std": 1e-6, "offset_std": 0.5, "memory": 5000.0}
+    steps = live(0.8, (jnp.ones(2), jnp.zeros(2), jnp.zeros(2)), 150, jr.key(8), climb=(rise, 0.0))
+    behind = {}
+    for climb_std in (1e-6, 0.05):
+        model = worlds(curve=0.8, climb_std=climb_std, **settings)
+        belief, _ = reflect(model, steps)
+        behind[climb_std] = 150 * rise - float(model.read(belief.mean).offset[0])
+    assert abs(behind[0.05]) < 0.1 < behind[1e-6]
+    np.testing.assert_allclose(model.read(belief.mean).climb, [rise, 0.0], atol=0.01)
+
+
+def test_the_slope_is_that_of_what_is_expected():
+    model = worlds(curve=0.8, drift_std=0.3, climb_std=0.2)
+    m, obs, action = 0.3 * jr.normal(jr.key(0), (8,)), jnp.array([0.4, -0.3]), jnp.array([0.2, 0.9])
+    slope, mean, variance = model.linearised(m, obs, action)
+    np.testing.assert_allclose(slope, jax.jacfwd(lambda m: model.expected(m, obs, action)[0])(m), atol=1e-6)
+    np.testing.assert_array_equal(mean, model.expected(m, obs, action)[0])
+    np.testing.assert_array_equal(variance, model.expected(m, obs, action)[1])
+
+
+def test_doubt_is_the_width_of_draws():
+    model = worlds()
+    belief, _ = reflect(model, live(0.0, (jnp.array([0.3, 1.0]), jnp.zeros(2), jnp.zeros(2)), 50, jr.key(5)))
+    certain = dataclasses.replace(model, doubt=jnp.asarray(0.0))
+    key, obs = jr.key(1), jnp.zeros(2)
+    np.testing.assert_array_equal(certain.sample(belief, obs, key), certain.centre(belief, obs))
+    half = dataclasses.replace(model, doubt=jnp.asarray(0.5)).sample(belief, obs, key)
+    np.testing.assert_allclose(half - belief.mean, 0.5 * (model.sample(belief, obs, key) - belief.mean), atol=1e-6)
 
 
 def test_what_is_not_significant_is_home():
@@ -150,7 +160,7 @@ def test_one_wild_step_does_not_decide_and_one_that_is_not_finite_says_nothing()
     for bad in (jnp.nan, jnp.inf):
         after = model.observe(belief, step._replace(next_obs=jnp.array([bad, 0.0])))
         assert bool(jnp.isfinite(after.mean).all() & jnp.isfinite(after.covariance).all())
-        np.testing.assert_allclose(after.mean, model.relax(belief).mean)
+        np.testing.assert_allclose(after.mean, model.move_on(belief).mean)
 
 
 def test_home_is_the_base_model_and_a_world_does_what_it_says():
@@ -160,9 +170,11 @@ def test_home_is_the_base_model_and_a_world_does_what_it_says():
         model.predict(model.home(), obs, action).next_obs, model.base.predict((), obs, action).next_obs
     )
     gain, offset, drift = jnp.array([0.5, 0.0]), jnp.array([1.0, 2.0]), jnp.array([0.1, -0.1])
-    told = model.predict(model.write(World(gain, offset, drift)), obs, action)
+    climb = jnp.array([0.2, 0.3])
+    model = dataclasses.replace(model, climb_std=jnp.asarray(0.1))
+    told = model.predict(model.write(World(gain, offset, drift, climb)), obs, action)
     base = model.base.predict((), obs - offset[None], gain * action).next_obs
-    np.testing.assert_allclose(told.next_obs, base + (offset + drift)[None], atol=1e-6)
+    np.testing.assert_allclose(told.next_obs, base + (offset + drift + climb)[None], atol=1e-6)
 
 
 def test_an_adapted_prior_meets_what_it_knows():
@@ -172,11 +184,11 @@ def test_an_adapted_prior_meets_what_it_knows():
     at_home, _ = prior.act(prior.start(), obs, jr.key(0))
     np.testing.assert_allclose(adapted.act(adapted.start(), obs, jr.key(0))[0], at_home, atol=1e-6)
     offset = jnp.array([1.0, -1.0])
-    moved = adapted.under(model.write(World(jnp.array([0.5, 1.0]), offset, jnp.zeros(2))))
+    moved = adapted.under(model.write(World(jnp.array([0.5, 1.0]), offset, jnp.zeros(2), jnp.zeros(2))))
     action, _ = moved.act(moved.start(), obs + offset, jr.key(0))
     np.testing.assert_allclose(action, at_home / jnp.array([0.5, 1.0]), atol=1e-6)
     np.testing.assert_allclose(moved.value((), obs + offset), prior.value((), obs), atol=1e-6)
-    broken = adapted.under(model.write(World(jnp.array([0.0, 1.0]), jnp.zeros(2), jnp.zeros(2))))
+    broken = adapted.under(model.write(World(jnp.array([0.0, 1.0]), *jnp.zeros((3, 2)))))
     command, _ = broken.act((), jnp.array([1.0, 1.0]), jr.key(0))
     assert bool((jnp.abs(command) <= 1.0).all())
 
@@ -235,13 +247,7 @@ SMALL = Ensemble(members=2, elites=2, hidden=(16, 16), batch_size=64, rate=3e-3,
 
 @pytest.fixture(scope="module")
 def data():
-    steps = live(0.0, HOME, 2000, jr.key(0))
-    ends = np.arange(2000) % 100 == 99
-    arrays = (steps.obs, steps.action, steps.obs[:, 0], np.zeros(2000, bool), ends)
-    made = make_dataset(
-        *(np.asarray(x) for x in arrays), next_observations=np.asarray(steps.next_obs), meta=Meta(name="bent")
-    )
-    return made
+    return logged()
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from refplan.bench.planner import ACT, OBS, decide, make_decoder, make_model, ma
 from refplan.bench.products import flops, median_seconds, products
 from refplan.data.assemble import make_dataset
 from refplan.data.dataset import Dataset, Meta
+from refplan.dynamics.around import believe
 from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.dynamics.presets import load_model_preset
-from refplan.dynamics.worlds import WorldsDynamics, around
 from refplan.experiments.cells import Cell, Graph
 from refplan.experiments.line import needs_model
 from refplan.experiments.shelf import Data, Shelf
@@ -182,10 +182,10 @@ def _decision_of(chosen: dict[str, Any]) -> float:
 
 
 @functools.cache
-def _decision(planner: str, preset: str, dataset: str, method: str, changes: str, worlds: str) -> float:
+def _decision(planner: str, preset: str, dataset: str, method: str, changes: str, around: str) -> float:
     """gflop of one decision; a preset with the paper's numbers also means the paper's number of elites."""
     elites = _elites("paper" if preset == "paper" else "cpu")
-    model = _make_worlds(elites) if worlds else make_model(elites)
+    model = believe(around, _make_ensemble(elites)) if around else make_model(elites)
     options: dict[str, Any] = {"preset": preset, "dataset": dataset, "method": method, "changes": json.loads(changes)}
     agent = make_planner(planner, make_prior(), model, **options)
     obs = jnp.zeros((1, OBS))
@@ -194,10 +194,10 @@ def _decision(planner: str, preset: str, dataset: str, method: str, changes: str
     return flops(products(decide, agent, state, step, jr.split(jr.key(0), 1))) / 1e9
 
 
-def _make_worlds(elites: int) -> WorldsDynamics:
-    """The worlds around a fresh ensemble of the paper's size."""
+def _make_ensemble(elites: int) -> EnsembleDynamics:
+    """A fresh ensemble of the paper's size."""
     parts: dict[str, Any] = {"decoder": make_decoder(elites, latent=0), "held_mse": jnp.zeros(elites)}
-    return around(EnsembleDynamics(**parts, termination=NeverTerminates()))
+    return EnsembleDynamics(**parts, termination=NeverTerminates())
 
 
 def _tune_cost(cell: Cell, rows: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ class PlannerChoice(NamedTuple):
     model: str | None  # a run folder; None: the prior's own
     preset: str
     changes: dict[str, str]
-    worlds: bool = False  # whether to believe in worlds around the model
+    around: str = ""  # a belief around the ensemble: worlds, refined
 
 
 def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> AbstractPlanner:
@@ -46,21 +46,21 @@ def model_of_run(choice: PlannerChoice, source: str) -> AbstractDynamics:
 
     folder = Path(choice.model or source)
     parts = load_run(folder) if folder.is_dir() else {}
-    plain = choice.worlds or choice.name != "refplan"
-    wanted = ("ensemble", "model", "belief") if plain else ("worlds", "belief", "model", "ensemble")
+    plain = choice.around or choice.name != "refplan"
+    wanted = ("ensemble", "model", "belief") if plain else ("worlds", "refined", "belief", "model", "ensemble")
     for part in wanted:
         if isinstance(parts.get(part), AbstractDynamics):
-            return _with_worlds(parts[part]) if choice.worlds else parts[part]
+            return _around(choice.around, parts[part]) if choice.around else parts[part]
     raise RefplanError(
         f"{folder}: no model of the world in it. Train one with 'refplan fit dynamics DATA --out {folder}', "
         "or name another run folder with --model."
     )
 
 
-def _with_worlds(model: AbstractDynamics) -> AbstractDynamics:
-    from refplan.dynamics.worlds import WorldsDynamics, around
+def _around(name: str, model: AbstractDynamics) -> AbstractDynamics:
+    from refplan.dynamics.around import believe
 
-    return model if isinstance(model, WorldsDynamics) else around(model)
+    return believe(name, model)
 
 
 def find_agent(name: str, task: "Task", sampled: bool = False, planner: PlannerChoice | None = None) -> AbstractAgent:
@@ -120,7 +120,7 @@ def result_labels(name: str, agent: AbstractAgent | None = None, choice: Planner
         from refplan.planners.presets import planner_settings_of
 
         model: dict[str, Any] = {"model": Path(choice.model).name} if choice.model else {}
-        model |= {"worlds": True} if choice.worlds else {}
+        model |= {choice.around: True} if choice.around else {}
         planned = {"planner_preset": choice.preset, **model, **planner_settings_of(agent)}
         labels |= {"planner": choice.name, "settings": {**labels["settings"], **planned}}
     return labels

@@ -42,11 +42,9 @@ def add_planner_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("planning")
     group.add_argument("--planner", metavar="NAME", help="critic, mppi, loop or refplan on top of the agent")
     group.add_argument("--model", metavar="FOLDER", help="run folder with the model (default: the agent's own)")
-    group.add_argument(
-        "--worlds",
-        action="store_true",
-        help="believe in worlds around the ensemble (other actuators, ground, pull) and tell the prior which it is in",
-    )
+    belief = group.add_mutually_exclusive_group()
+    for name, about in AROUND.items():
+        belief.add_argument(f"--{name}", dest="around", action="store_const", const=name, default="", help=about)
     group.add_argument(
         "--preset", default="default", help="default, fixed (one for all) or paper (per dataset and prior)"
     )
@@ -57,6 +55,10 @@ def add_planner_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+AROUND = {
+    "worlds": "believe in worlds around the ensemble (other actuators, ground, pull) and tell the prior which it is in",
+    "refined": "let the last layers of the ensemble go on learning in the episode",
+}
 SHORTCUTS = {
     "horizon": "steps looked ahead",
     "plans": "proposals per decision",
@@ -76,12 +78,12 @@ def planner_choice(args: argparse.Namespace) -> Any:
     changes = {name: getattr(args, name) for name in SHORTCUTS if getattr(args, name) is not None}
     changes |= parse_settings(args.set)
     if args.planner is None:
-        if changes or args.model or args.worlds:
+        if changes or args.model or args.around:
             raise RefplanError("these are settings of a planner; name one with --planner, e.g. --planner refplan.")
         return None
     if args.sampled:
         raise RefplanError("--sampled is about a policy alone; a planner weighs sampled actions anyway.")
-    return PlannerChoice(args.planner, args.model, args.preset, changes, args.worlds)
+    return PlannerChoice(args.planner, args.model, args.preset, changes, args.around)
 
 
 def run(args: argparse.Namespace) -> int:

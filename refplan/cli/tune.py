@@ -155,14 +155,15 @@ def _critic(args: argparse.Namespace, prior: Any, data: Any) -> Any:
 def _judge_model(args: argparse.Namespace) -> Any:
     """A model the planner does not plan with."""
     from refplan.cli.agents import PlannerChoice, model_of_run
+    from refplan.dynamics.around import AROUND
     from refplan.errors import RefplanError
     from refplan.store import load_run
 
     if args.judge:
         return model_of_run(PlannerChoice("refplan", None, "default", {}), args.judge)
     parts = load_run(args.folder)
-    # Worlds are made around the ensemble, so that only the other kind of model judges them fairly.
-    other = "ensemble" if args.planner == "refplan" and "worlds" not in parts else "belief"
+    # What is made around the ensemble is judged fairly only by the other kind of model.
+    other = "ensemble" if args.planner == "refplan" and not AROUND.keys() & parts.keys() else "belief"
     if other not in parts or not ({"ensemble", "belief"} <= set(parts)):
         raise RefplanError(
             f"{args.folder}: holds one model only, and a planner judged in its own model looks better than it is. "

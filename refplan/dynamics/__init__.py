@@ -8,7 +8,8 @@ from refplan.registry import find
 MODELS = {
     "ensemble": "refplan.dynamics.ensemble:Ensemble",
     "belief": "refplan.dynamics.belief:BeliefModel",
-    "worlds": "refplan.dynamics.worlds_learner:Worlds",
+    "worlds": "refplan.dynamics.around_learner:Worlds",
+    "refined": "refplan.dynamics.around_learner:Refined",
 }
 
 

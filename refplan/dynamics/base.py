@@ -122,6 +122,10 @@ class AbstractDynamics(eqx.Module):
         """The prior as a planner should use it with this model; a model that knows other worlds tells it about them."""
         return prior
 
+    def as_trained(self) -> "AbstractDynamics":
+        """What a diagnosis judges: the model, or what it is made around if its belief is too large to keep per row."""
+        return self
+
     @property
     def draws(self) -> int:
         """How many hypotheses a planner should draw unless told otherwise."""

@@ -37,6 +37,13 @@ class GaussianNet(eqx.Module):
         self, x: Float[Array, "*batch inputs"], latent: Float[Array, "*batch latent"] | None = None
     ) -> tuple[Float[Array, "*batch outputs"], Float[Array, "*batch outputs"]]:
         """(mean, log-variance) of one member; the latent, if any, is part of the input."""
+        mean, raw = jnp.split(self.layers[-1](self.hidden(x, latent)), 2, axis=-1)
+        return mean, soft_bounds(raw, self.min_log_var, self.max_log_var)
+
+    def hidden(
+        self, x: Float[Array, "*batch inputs"], latent: Float[Array, "*batch latent"] | None = None
+    ) -> Float[Array, "*batch hidden"]:
+        """What the last layer of one member reads."""
         h = x if latent is None else jnp.concatenate([x, latent], axis=-1)
         for number, layer in enumerate(self.layers[:-1]):
             y = layer(h)
@@ -44,8 +51,7 @@ class GaussianNet(eqx.Module):
                 y = y + latent @ self.inject[number - 1]
             y = self.activation(y)
             h = y + h if self.residual and y.shape == h.shape else y
-        mean, raw = jnp.split(self.layers[-1](h), 2, axis=-1)
-        return mean, soft_bounds(raw, self.min_log_var, self.max_log_var)
+        return h
 
 
 def soft_bounds(

@@ -77,6 +77,7 @@ def diagnose(
     if there is one (its value is then added at the end, discounted), else the logged actions plus noise of `sigma`
     times their std.
     """
+    model = model.as_trained()
     _check_sizes(model, data)
     random = Randomness(key)
     data = prepare_data(data, horizon, episodes, random)

@@ -3,13 +3,14 @@
 The data come from one world, so an encoder trained on them has nothing to tell worlds apart by. Worlds that differ can
 be made from the learned one, s' = f(s, a), without any further training:
 
-    s' = T_o( f( T_o^-1(s), g * a ) ) + b,    T_o(s) = s + o
+    s' = f(s - o, g * a) + o + c + b,    o <- o + c
 
 with gains g on the actuators (1: as logged, 0: broken), offsets o of the observations (another ground height or slope,
-a shifted sensor) and drifts b of the change per step (wind, a slope's pull). A world is the vector m = (g - 1, o, b),
-each part in units of what is expected of it, so that m ~ N(0, I) before anything was seen and m = 0 is the world of the
-data. What an episode says about it is a Gaussian that an extended Kalman filter keeps: narrower with evidence, and
-pulled back to the world of the data, which stays the most likely one.
+a shifted sensor), the climb c by which the offsets change every step (ground that rises under a robot that runs) and
+drifts b of the change per step that leave the offsets alone (wind, a slope's pull). A world is the vector
+m = (g - 1, o, b, c), each part in units of what is expected of it, so that m ~ N(0, I) before anything was seen and
+m = 0 is the world of the data. What an episode says about it is a Gaussian that an extended Kalman filter keeps:
+narrower with evidence, wider with time.
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ class World(NamedTuple):
     gain: Float[Array, " act"]
     offset: Obs
     drift: Obs
+    climb: Obs
 
 
 class WorldBelief(NamedTuple):
@@ -52,26 +54,25 @@ class WorldBelief(NamedTuple):
 class AbstractWorlds(eqx.Module):
     """What is expected of other worlds before any of them is met: the settings of the belief.
 
-    `gain_std`, `offset_std` (in standard deviations of the logged observations) and `drift_std` (in those of their
-    change per step) say how different worlds are expected to be. The belief forgets towards the world of the data over
-    `memory` steps (an Ornstein-Uhlenbeck process whose resting law is the belief at the start of an episode), so that
-    it can follow a world that changes. A step that no believed world explains counts less (`outlier`: from how many
-    standard deviations on); `noise` is the factor on the ensemble's own variance. Every part of m is taken as it is at
-    home until it is `significance` standard deviations away from there: forty parts are asked a thousand times per
-    episode, and at two standard deviations some of them are away from home by chance at any time.
+    `gain_std`, `offset_std` (in standard deviations of the logged observations), `drift_std` and `climb_std` (in those
+    of their change per step) say how different worlds are expected to be. What was learned is doubted again over
+    `memory` steps, up to what was expected before, so that the belief can follow a world that changes. A step that no
+    believed world explains counts less (`outlier`: from how many standard deviations on); `noise` is the factor on the
+    ensemble's own variance. Every part of m is taken as it is at home until it is `significance` standard deviations
+    away from there: some fifty parts are asked a thousand times per episode, and at two standard deviations some of
+    them are away from home by chance at any time. Draws have `doubt` times the posterior's width around its mean (1:
+    the posterior itself): a prior is told a world anew in every step, and one that jumps about makes it stumble.
     """
 
     gain_std: Scalar = eqx.field(converter=jnp.asarray, default=0.5, kw_only=True)
     offset_std: Scalar = eqx.field(converter=jnp.asarray, default=0.3, kw_only=True)
     drift_std: Scalar = eqx.field(converter=jnp.asarray, default=0.1, kw_only=True)
+    climb_std: Scalar = eqx.field(converter=jnp.asarray, default=0.03, kw_only=True)
     memory: Scalar = eqx.field(converter=jnp.asarray, default=200.0, kw_only=True)
     noise: Scalar = eqx.field(converter=jnp.asarray, default=2.0, kw_only=True)
     outlier: Scalar = eqx.field(converter=jnp.asarray, default=3.0, kw_only=True)
     significance: Scalar = eqx.field(converter=jnp.asarray, default=4.0, kw_only=True)
-
-    def expectations(self) -> dict[str, Scalar]:
-        """These settings by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(AbstractWorlds)}
+    doubt: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
 
 
 class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
@@ -112,7 +113,7 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
 
     def home(self) -> Float[Array, " latent"]:
         """The world of the data: m = 0."""
-        return jnp.zeros(self.action_size + 2 * self.obs_std.shape[0])
+        return jnp.zeros(self.action_size + 3 * self.obs_std.shape[0])
 
     def start(self) -> WorldBelief:
         """N(0, I)."""
@@ -121,18 +122,20 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
     def read(self, hypothesis: Float[Array, " latent"]) -> World:
         """A latent vector in natural units; gains are kept in [0, 2]."""
         obs, act = self.obs_std.shape[0], self.action_size
-        gain, offset, drift = jnp.split(hypothesis, (act, act + obs))
+        gain, offset, drift, climb = jnp.split(hypothesis, (act, act + obs, act + 2 * obs))
         return World(
             jnp.clip(1.0 + self.gain_std * gain, 0.0, 2.0),
             self.offset_std * offset * self.obs_std,
             self.drift_std * drift * self.change_std[:-1],
+            self.climb_std * climb * self.change_std[:-1],
         )
 
     def write(self, world: World) -> Float[Array, " latent"]:
         """The latent vector of a world; the inverse of `read`."""
         gain = (world.gain - 1.0) / self.gain_std
         offset = world.offset / (self.offset_std * self.obs_std)
-        return jnp.concatenate([gain, offset, world.drift / (self.drift_std * self.change_std[:-1])])
+        drift = world.drift / (self.drift_std * self.change_std[:-1])
+        return jnp.concatenate([gain, offset, drift, world.climb / (self.climb_std * self.change_std[:-1])])
 
     def predict(
         self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
@@ -141,7 +144,7 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
         world = self.read(hypothesis)
         gain = world.gain.reshape((1,) * (action.ndim - 1) + world.gain.shape)
         outcome = self.base.predict((), obs - world.offset[None], action * gain)
-        return outcome._replace(next_obs=outcome.next_obs + (world.offset + world.drift)[None])
+        return outcome._replace(next_obs=outcome.next_obs + (world.offset + world.drift + world.climb)[None])
 
     def expected(
         self, hypothesis: Float[Array, " latent"], obs: Obs, action: Action
@@ -155,34 +158,46 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
 
     def observe(self, belief: WorldBelief, transition: Transition) -> WorldBelief:
         """One step of the extended Kalman filter; a step that is not finite says nothing."""
-        obs, action = transition.obs, transition.action
-        seen = jnp.append(transition.next_obs - obs, transition.reward) / self.change_std
-        believed = self.relax(belief)
+        seen = jnp.append(transition.next_obs - transition.obs, transition.reward) / self.change_std
+        slope, mean, variance = self.linearised(belief.mean, transition.obs, transition.action)
+        updated = kalman_update(belief, seen - mean, slope, self.noise * variance, self.outlier)
+        good = jnp.isfinite(updated.mean).all() & jnp.isfinite(updated.covariance).all()
+        return self.move_on(jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, belief))
 
-        def mean_of(m: Float[Array, " latent"]) -> tuple[Array, tuple[Array, Array]]:
-            mean, variance = self.expected(m, obs, action)
+    def linearised(
+        self, hypothesis: Float[Array, " latent"], obs: Obs, action: Action
+    ) -> tuple[Float[Array, "outputs latent"], Float[Array, " outputs"], Float[Array, " outputs"]]:
+        """H, and (mean, variance) as of `expected`; what is only added to s' needs no derivative of the ensemble."""
+        inside, added = jnp.split(hypothesis, [self.action_size + obs.shape[0]])
+
+        def mean_of(inside: Float[Array, " inside"]) -> tuple[Array, tuple[Array, Array]]:
+            mean, variance = self.expected(jnp.concatenate([inside, added]), obs, action)
             return mean, (mean, variance)
 
-        slope, (mean, variance) = jax.jacfwd(mean_of, has_aux=True)(believed.mean)
-        updated = kalman_update(believed, seen - mean, slope, self.noise * variance, self.outlier)
-        good = jnp.isfinite(updated.mean).all() & jnp.isfinite(updated.covariance).all()
-        return jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, believed)
+        slope, (mean, variance) = jax.jacfwd(mean_of, has_aux=True)(inside)
+        one_each = jnp.eye(mean.shape[0], obs.shape[0])
+        return jnp.concatenate([slope, self.drift_std * one_each, self.climb_std * one_each], axis=1), mean, variance
 
-    def relax(self, belief: WorldBelief) -> WorldBelief:
-        """Back towards home: m <- rho m, C <- rho^2 C + (1 - rho^2) I."""
-        rho = 1.0 - 1.0 / self.memory
+    def move_on(self, belief: WorldBelief) -> WorldBelief:
+        """To the next step: o <- o + c, that is m <- F m; then doubt grows, C <- rho^2 F C F^T + (1 - rho^2) I."""
+        obs, act = self.obs_std.shape[0], self.action_size
+        offsets = act + jnp.arange(obs)
+        per_step = self.climb_std * self.change_std[:-1] / (self.offset_std * self.obs_std)
         rest = jnp.eye(belief.mean.shape[0])
-        return WorldBelief(rho * belief.mean, rho**2 * belief.covariance + (1.0 - rho**2) * rest)
+        move = rest.at[offsets, offsets + 2 * obs].set(per_step)
+        rho = 1.0 - 1.0 / self.memory
+        return WorldBelief(move @ belief.mean, rho**2 * move @ belief.covariance @ move.T + (1.0 - rho**2) * rest)
 
     def posterior(self, belief: WorldBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
         """(mean, log-variance) of every part of m."""
         return belief.mean, jnp.log(jnp.maximum(jnp.diagonal(belief.covariance), 1e-12))
 
     def sample(self, belief: WorldBelief, obs: Obs, key: Key) -> Float[Array, " latent"]:
-        """m^j ~ N(mean, covariance)."""
+        """m^j ~ N(mean, doubt^2 covariance) in what has changed, home in the rest."""
         # Symmetric square root: the covariance may be singular to rounding, which a Cholesky factor does not survive.
         values, vectors = jnp.linalg.eigh(belief.covariance)
-        drawn = belief.mean + vectors @ (jnp.sqrt(jnp.maximum(values, 0.0)) * jr.normal(key, belief.mean.shape))
+        width = self.doubt * jnp.sqrt(jnp.maximum(values, 0.0))
+        drawn = belief.mean + vectors @ (width * jr.normal(key, belief.mean.shape))
         return jnp.where(self.changed(belief), drawn, 0.0)
 
     def centre(self, belief: WorldBelief, obs: Obs) -> Float[Array, " latent"]:

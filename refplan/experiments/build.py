@@ -6,8 +6,9 @@ import itertools
 import json
 from typing import Any
 
+from refplan.data.envs import world_version
+from refplan.dynamics.around import AROUND, usual_settings
 from refplan.dynamics.presets import load_model_preset
-from refplan.dynamics.worlds import AbstractWorlds
 from refplan.errors import RefplanError
 from refplan.experiments.cells import Graph
 from refplan.experiments.line import MODEL_OF, needs_model
@@ -18,7 +19,6 @@ from refplan.planners.presets import planner_defaults, planner_settings
 from refplan.presets import with_settings
 from refplan.priors.presets import load_preset
 
-WORLDS = "worlds"  # made from a trained ensemble, not trained
 BELIEF = "belief"  # the paper's own; other models of the registry may stand in its place
 
 
@@ -96,7 +96,7 @@ class Builder:
         if agent.planner != "prior":
             settings |= {"planner_preset": self.scale.planner_preset, "changes": _known(agent.planner, changes)}
             basis = _planner_basis(agent.planner, self.scale.planner_preset, data.name, prior) | _around_basis(settings)
-        return self.graph.add("evaluate", settings, needs=needs, data=sources, basis=basis)
+        return self.graph.add("evaluate", settings, needs=needs, data=sources, basis=basis | world_version(world))
 
     def model(self, data: Data, name: str, seed: int) -> str:
         """The cell that trains a model of the world."""
@@ -106,8 +106,8 @@ class Builder:
         return self.graph.add("model", about, data={"train": data}, basis=basis)
 
     def believed(self, data: Data, name: str, seed: int) -> tuple[str, dict[str, Any]]:
-        """The cell that trains a model, and what its user must say: worlds are made around a trained ensemble."""
-        if name != WORLDS:
+        """The cell that trains a model, and what its user must say: some are made around a trained ensemble."""
+        if name not in AROUND:
             return self.model(data, name, seed), {}
         return self.model(data, "ensemble", seed), {"around": name}
 
@@ -160,7 +160,7 @@ class Builder:
 
     def _timings(self) -> None:
         for robot, kind, belief in itertools.product(self.scale.robots, self.scale.kinds, self.beliefs):
-            if belief == WORLDS:
+            if belief in AROUND:
                 continue  # nothing of it is trained
             data = Data(f"{robot}-{kind}")
             settings = {"epochs": self.scale.epochs, "decoder_epochs": self.scale.epochs}
@@ -223,9 +223,9 @@ def _known(planner: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _around_basis(settings: dict[str, Any]) -> dict[str, Any]:
-    """What is expected of worlds today, where a cell makes them around an ensemble."""
-    fields = dataclasses.fields(AbstractWorlds) if "around" in settings else ()
-    return {f"{WORLDS}.{field.name}": field.default for field in fields}
+    """What a belief expects today, where a cell makes it around an ensemble."""
+    name = settings.get("around", "")
+    return {f"{name}.{setting}": value for setting, value in (usual_settings(name) if name else {}).items()}
 
 
 def _planner_basis(planner: str, preset: str, dataset: str, method: str) -> dict[str, Any]:

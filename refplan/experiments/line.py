@@ -12,12 +12,13 @@ import jax.random as jr
 from refplan.agent import AbstractPolicy, AbstractPrior
 from refplan.data.check import check_dataset
 from refplan.data.dataset import Dataset
+from refplan.data.envs import world_version
 from refplan.data.starts import Starts
 from refplan.data.tasks import Task
 from refplan.data.tasks import task as find_task
+from refplan.dynamics.around import AROUND, believe, expectations
 from refplan.dynamics.diagnose import diagnose
 from refplan.dynamics.presets import load_model_preset
-from refplan.dynamics.worlds import around
 from refplan.errors import RefplanError, unknown_name
 from refplan.evaluation import check_agent, evaluate
 from refplan.experiments.spread import ActionSpread
@@ -32,7 +33,7 @@ from refplan.store import result_row
 from refplan.train import fit, training_seconds
 
 HORIZON = 10  # steps a model is judged over, where episodes are that long
-BELIEFS = ("worlds", "belief")
+BELIEFS = (*AROUND, "belief")
 MODEL_OF = {"mppi": "ensemble", "loop": "ensemble", "refplan": "belief"}
 
 
@@ -51,7 +52,7 @@ class Plan:
     model_settings: tuple[tuple[str, str], ...] = ()
     planner_settings: tuple[tuple[str, str], ...] = ()
     policy: str | None = None  # a foreign policy file, instead of a method
-    belief: str = "worlds"  # what RefPlan believes with: "worlds" around the ensemble, or the paper's model, "belief"
+    belief: str = "worlds"  # what RefPlan believes with: made around the ensemble, or the paper's model, "belief"
     elsewhere: tuple[str, ...] = ()  # other worlds to evaluate in
 
     def __post_init__(self) -> None:
@@ -70,9 +71,9 @@ class Plan:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that are trained for the planners and the prior; worlds are made from the ensemble."""
+        """The models that are trained for the planners and the prior; some beliefs are made from the ensemble."""
         named = {self.model_of(name) for name in self.planners} - {""}
-        needed = {"ensemble" if name == "worlds" else name for name in named}
+        needed = {"ensemble" if name in AROUND else name for name in named}
         if self.policy is None and needs_model(self.method):
             needed.add("ensemble")
         return tuple(sorted(needed, reverse=True))
@@ -226,7 +227,7 @@ def evaluation_stage(
         agent = make_planner(planner, prior.made, made, changes=changes, **options)
         settings = planner_settings_of(agent)
     inputs = {"task": task.name, "planner": planner, "prior": prior.digest, "episodes": plan.episodes, "seed": seed}
-    inputs |= {"model": "" if model is None else model.digest, **settings}
+    inputs |= {"model": "" if model is None else model.digest, **settings, **world_version(task.name)}
     inputs |= {} if starts is None else {"starts": hashlib.sha256(starts.qpos.tobytes()).hexdigest()}
     inputs |= {"replans": replans} if replans else {}
 
@@ -247,7 +248,7 @@ def evaluation_stage(
 class Walked:
     """Everything one seed made."""
 
-    parts: dict[str, Stage]  # prior, ensemble, belief, worlds
+    parts: dict[str, Stage]  # prior, ensemble, belief, what is made around the ensemble
     diagnoses: dict[str, Stage]  # by model
     rows: list[dict[str, Any]]  # one result row per planner
 
@@ -262,8 +263,8 @@ def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
     }
     models |= {} if world is None else {"ensemble": world}
     diagnoses = {kind: diagnosis_stage(shop, data, model, prior, seed) for kind, model in models.items()}
-    if "worlds" in map(plan.model_of, plan.planners):
-        models["worlds"] = worlds_around(models["ensemble"])
+    for name in set(map(plan.model_of, plan.planners)) & set(AROUND):
+        models[name] = belief_around(name, models["ensemble"])
     rows = []
     for task in (data.task, *map(find_task, plan.elsewhere)) if data.task.env_id else ():
         for planner in plan.planners:
@@ -272,10 +273,10 @@ def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
     return Walked({"prior": prior, **models}, diagnoses, rows)
 
 
-def worlds_around(ensemble: Stage) -> Stage:
-    """The worlds around a trained ensemble: made at once, so not a stage of its own that could be resumed."""
-    about = {"method": "worlds", "preset": ensemble.about["preset"], "around": ensemble.digest}
-    made = around(ensemble.made)
-    expected = {name: float(value) for name, value in made.expectations().items()}
-    digest = digest_inputs({"stage": "worlds", "ensemble": ensemble.digest, **expected})
-    return Stage("worlds", digest, ensemble.folder, about, made)
+def belief_around(name: str, ensemble: Stage) -> Stage:
+    """A belief around a trained ensemble: made at once, so not a stage of its own that could be resumed."""
+    about = {"method": name, "preset": ensemble.about["preset"], "around": ensemble.digest}
+    made = believe(name, ensemble.made)
+    expected = {setting: float(value) for setting, value in expectations(made, name).items()}
+    digest = digest_inputs({"stage": name, "ensemble": ensemble.digest, **expected})
+    return Stage(name, digest, ensemble.folder, about, made)

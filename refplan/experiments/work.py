@@ -66,14 +66,14 @@ class Bench:
 
     def stage(self, role: str) -> Any:
         """What another cell made; None if it needs none in this role."""
-        from refplan.experiments.line import worlds_around
+        from refplan.experiments.line import belief_around
 
         if role not in self.request.stages:
             return None
         if role not in self.stages:
             stage = self.shop.found(self.request.stages[role])
-            around = role == "model" and self.request.settings.get("around")
-            self.stages[role] = worlds_around(stage) if around else stage
+            around = self.request.settings.get("around", "") if role == "model" else ""
+            self.stages[role] = belief_around(around, stage) if around else stage
         return self.stages[role]
 
     def plan(self, **settings: Any) -> Any:

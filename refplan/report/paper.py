@@ -149,17 +149,18 @@ def paper_aggregates(experiment: str, tasks: set[str]) -> dict[str, dict[str, fl
 
 
 def aggregate_table(rows: Rows, experiment: str) -> Shown:
-    """RLiable's four aggregates, and how likely RefPlan is to beat LOOP."""
+    """RLiable's four aggregates, and how likely RefPlan is to beat LOOP; one seed alone has no interval."""
     ours, theirs = aggregates(rows), paper_aggregates(experiment, shared_tasks(rows))
     agents = list(ours)
     headings = ["aggregate of scores", *agents, *(f"paper: {agent}" for agent in agents if agent in theirs)]
-    lines = []
+    lines, many = [], len({str(row["seed"]) for row in rows}) > 1
     for name in STATISTICS if ours else ():
-        mine = [show(ours[agent][name], "score") for agent in agents]
+        mine = [show(ours[agent][name], "score") if many else f"{ours[agent][name].value:.1f}" for agent in agents]
         lines.append([name.replace("_", " "), *mine, *(f"{theirs[a][name]:.1f}" for a in agents if a in theirs)])
-    if {"loop", "refplan"} <= set(agents):
+    if many and {"loop", "refplan"} <= set(agents):
         lines.append(["P(refplan beats loop)", *_chance(rows, agents), *[UNKNOWN] * (len(headings) - 1 - len(agents))])
-    return Shown("aggregates (stratified bootstrap over seeds)", headings, lines)
+    drawn = "stratified bootstrap over seeds" if many else "one seed, so without intervals"
+    return Shown(f"aggregates ({drawn})", headings, lines)
 
 
 def _chance(rows: Rows, agents: list[str]) -> list[str]:

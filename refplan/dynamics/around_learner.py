@@ -1,18 +1,23 @@
-"""The ensemble's learner, whose result is the worlds around what it learned."""
+"""The ensemble's learner, whose result is a belief around what it learned: nothing else is trained."""
 
+from abc import abstractmethod
 from typing import Any
 
+import equinox as eqx
+
 from refplan.data.dataset import Dataset
+from refplan.dynamics.around import expectations
 from refplan.dynamics.ensemble import Ensemble, EnsembleBatch, EnsembleSource, EnsembleState
+from refplan.dynamics.refined import AbstractRefining, RefinedDynamics, refine
 from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
 from refplan.learner import AbstractReviewingLearner
 from refplan.types import Flag, Key, Metrics
 
 
-class Worlds(AbstractReviewingLearner, AbstractWorlds):
+class AbstractAroundLearner(AbstractReviewingLearner):
     """Everything is learned by the ensemble; the rest are the settings of the belief around it."""
 
-    ensemble: Ensemble = Ensemble()
+    ensemble: eqx.AbstractVar[Ensemble]
 
     def schedule(self, data: Dataset) -> tuple[int, int]:
         """The ensemble's."""
@@ -46,6 +51,26 @@ class Worlds(AbstractReviewingLearner, AbstractWorlds):
         """The ensemble's."""
         return self.ensemble.finished(state)
 
+    @abstractmethod
+    def result(self, state: EnsembleState) -> Any:
+        """The belief around the trained ensemble."""
+
+
+class Worlds(AbstractAroundLearner, AbstractWorlds):
+    """An ensemble and the worlds around it."""
+
+    ensemble: Ensemble = Ensemble()
+
     def result(self, state: EnsembleState) -> WorldsDynamics:
         """The worlds around the trained ensemble."""
-        return around(self.ensemble.result(state), **self.expectations())
+        return around(self.ensemble.result(state), **expectations(self, "worlds"))
+
+
+class Refined(AbstractAroundLearner, AbstractRefining):
+    """An ensemble whose last layers go on learning."""
+
+    ensemble: Ensemble = Ensemble()
+
+    def result(self, state: EnsembleState) -> RefinedDynamics:
+        """The trained ensemble, ready to learn on."""
+        return refine(self.ensemble.result(state), **expectations(self, "refined"))

@@ -1,0 +1,30 @@
+"""Beliefs that are made around a trained ensemble, without any training of their own: by name."""
+
+import dataclasses
+from typing import Any
+
+from refplan.dynamics.base import AbstractDynamics
+from refplan.dynamics.refined import AbstractRefining, RefinedDynamics, refine
+from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
+
+# Name: (what makes it, what it makes, its settings).
+AROUND = {
+    "worlds": (around, WorldsDynamics, AbstractWorlds),
+    "refined": (refine, RefinedDynamics, AbstractRefining),
+}
+
+
+def believe(name: str, model: AbstractDynamics) -> Any:
+    """The belief of a name around an ensemble; a model that is one already stays."""
+    make, kind, _ = AROUND[name]
+    return model if isinstance(model, kind) else make(model)
+
+
+def expectations(belief: Any, name: str) -> dict[str, Any]:
+    """What a belief of a name, or its learner, expects."""
+    return {field.name: getattr(belief, field.name) for field in dataclasses.fields(AROUND[name][2])}
+
+
+def usual_settings(name: str) -> dict[str, Any]:
+    """What a belief expects unless told otherwise: part of the name of whatever is made with it."""
+    return {field.name: field.default for field in dataclasses.fields(AROUND[name][2])}
