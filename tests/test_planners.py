@@ -14,7 +14,18 @@ from models import GAMMA, LinearModel, LinearPrior, matrices, riccati, true_cost
 
 from refplan.dynamics.base import AbstractTermination
 from refplan.planners.base import Considered
-from refplan.planners.core import Mixing, _draw, combine, effective_count, kappa_for, move_plans, propose, score, weigh
+from refplan.planners.core import (
+    Mixing,
+    _draw,
+    around_own,
+    combine,
+    effective_count,
+    kappa_for,
+    move_plans,
+    propose,
+    score,
+    weigh,
+)
 from refplan.planners.loop import LOOP
 from refplan.planners.refplan import RefPlan
 
@@ -63,6 +74,30 @@ def test_kappa_zero_is_the_mean_of_proposals_and_infinity_the_best_one(kind):
 def test_without_noise_and_with_mean_proposals_it_is_the_prior(kind):
     agent = planner(kind, sigma=0.0, proposal="mean")
     assert np.allclose(make_plan(agent).action, -0.3 * K @ OBS, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PLANNERS.values(), ids=PLANNERS)
+def test_anchored_at_the_prior_the_weights_move_its_own_action(kind):
+    own = bad_prior().act((), OBS, jr.key(0))[0]
+    assert np.allclose(make_plan(planner(kind, kappa=0.0, anchor="prior")).action, own, atol=1e-5)
+    apart, together = (make_plan(planner(kind, anchor=anchor)) for anchor in ("plans", "prior"))
+    moved = apart.action - apart.proposals[:, 0].mean(0)
+    assert abs(float(moved[0])) > 1e-2
+    assert np.allclose(together.action, own + moved, atol=1e-5)
+
+
+def test_an_anchor_ignores_what_is_not_a_number():
+    proposals = jnp.asarray([[[1.0]], [[jnp.nan]], [[3.0]]])
+    assert np.allclose(around_own(jnp.asarray([[2.5]]), proposals, jnp.asarray([7.0])), 7.5)
+    assert np.allclose(around_own(jnp.asarray([[2.5]]), proposals, jnp.asarray([jnp.nan])), 2.5)
+
+
+def test_width_is_how_far_proposals_go_from_the_prior():
+    own = np.asarray(bad_prior().act((), OBS, jr.key(0))[0])
+    plans = [make_plan(planner(sigma=0.0, width=width)) for width in (0.0, 0.5, 1.0)]
+    none, half, whole = (np.asarray(plan.proposals[:, 0]) - own for plan in plans)
+    assert np.allclose(none, 0.0, atol=1e-6) and np.std(whole) > 0.1
+    assert np.allclose(2.0 * half, whole, atol=1e-5)
 
 
 def test_identical_latents_equal_one_latent_and_a_constant_latent_equals_loop():
@@ -184,6 +219,7 @@ def test_proposals_by_a_plain_loop():
     model = LinearModel()
     options = {"plans": 4, "sigma": jnp.asarray(0.0), "low": BOX[0], "high": BOX[1], "proposal": "mean"}
     options |= {"mixing": Mixing(jnp.zeros((3, 1)), jnp.asarray(0.0)), "discount": jnp.asarray(GAMMA)}
+    options["width"] = jnp.asarray(1.0)
     got = propose(bad_prior(), model, (), model.mean, OBS, jr.key(0), **options).actions
     A, B, _, _ = matrices()
     s = np.asarray(OBS, np.float64)

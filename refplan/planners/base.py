@@ -18,6 +18,7 @@ from refplan.errors import RefplanError, unknown_name
 from refplan.planners.core import (
     Mixing,
     Plan,
+    around_own,
     combine,
     effective_count,
     kappa_for,
@@ -37,10 +38,11 @@ WORDS = {
     "choice": ("mean", "resample"),
     "value_at_end": ("prior", "none"),
     "across": ("weights", "scores"),
+    "anchor": ("plans", "prior"),
 }
 COUNTS = ("plans", "horizon", "latents", "repeats")
 SHARES = ("effective", "share", "mixing", "discount")  # between 0 and 1
-NOT_NEGATIVE = ("kappa", "sigma")
+NOT_NEGATIVE = ("kappa", "sigma", "width")
 
 
 def check_values(planner: str, values: Mapping[str, Any]) -> None:
@@ -89,9 +91,13 @@ class AbstractPlanner(AbstractPrior):
     kappa: Scalar = eqx.field(converter=jnp.asarray, default=5.0, kw_only=True)
     sigma: Scalar = eqx.field(converter=jnp.asarray, default=0.05, kw_only=True)
     proposal: str = eqx.field(static=True, default="sample", kw_only=True)
+    # How far a sampled proposal goes from the prior's own action: 1, all the way; 0, `proposal="mean"`.
+    width: Scalar = eqx.field(converter=jnp.asarray, default=1.0, kw_only=True)
     choice: str = eqx.field(static=True, default="mean", kw_only=True)
     # The share of plans that should take part in the decision; 0: use kappa.
     effective: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
+    # What the weights move: "plans", their mean (eq. 14), or "prior", its own action (see `core.around_own`).
+    anchor: str = eqx.field(static=True, default="plans", kw_only=True)
 
     def __post_init__(self):
         self.low = prior_bound(self.prior, "low") if self.low is None else jnp.asarray(self.low)
@@ -164,6 +170,8 @@ class AbstractPlanner(AbstractPrior):
         mean_plan = combine(jnp.where(jnp.isfinite(proposals), proposals, 0.0), kept)
         if self.choice == "resample":
             mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
+        if self.anchor == "prior":
+            mean_plan = around_own(mean_plan, proposals, own)
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
         safe = jnp.where(jnp.isfinite(own), own, middle)
@@ -223,7 +231,7 @@ class AbstractModelPlanner(AbstractPlanner):
         """The prior's proposals, rolled through the model at the belief's centre (see `core.propose`)."""
         last = jnp.concatenate([state.previous[1:], state.previous[-1:]]) if self.shift else state.previous
         options: dict[str, Any] = {"plans": self.plans, "sigma": self.sigma, "low": self.low, "high": self.high}
-        options |= {"proposal": self.proposal, "discount": self.discount}
+        options |= {"proposal": self.proposal, "width": self.width, "discount": self.discount}
         centre = self.model.centre(state.belief, obs)
         mixing = Mixing(last, self.mixing * state.known)
         return propose(self.prior.under(centre), self.model, state.prior, centre, obs, key, mixing=mixing, **options)

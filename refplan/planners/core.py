@@ -64,21 +64,21 @@ def propose(
     low: Action,
     high: Action,
     proposal: str,
+    width: Scalar,
     mixing: Mixing,
     discount: Scalar,
 ) -> Imagined:
     """Lines 5-8 of Algorithm 2: roll the prior through the model at the belief's centre.
 
-    Each action is the prior's (sampled, or its own choice) plus N(0, sigma^2), mixed with another plan, clipped; what
-    is executed in the imagination is that. Each plan is moved by one elite per step (see `move_plans`).
+    Each action is the prior's (see `propose_action`) plus N(0, sigma^2), mixed with another plan, clipped; what is
+    executed in the imagination is that. Each plan is moved by one elite per step (see `move_plans`).
     """
 
     key_sample, key_draws = jr.split(key)
     draws = _draw(key_draws, mixing.plan.shape, plans, model.members, obs.shape[0])
 
     def choose(state: State, obs: Obs, planned: Action, noise: Action, key: Key) -> tuple[Action, State]:
-        own, new = prior.act(state, obs, key)
-        action = prior.sample(state, obs, key)[0] if proposal == "sample" else own
+        action, new = propose_action(prior, state, obs, key, proposal, width)
         mixed = (1.0 - mixing.share) * (action + sigma * noise) + mixing.share * planned
         return jnp.clip(mixed, low, high), new
 
@@ -99,6 +99,16 @@ def propose(
     inputs = (mixing.plan, draws, jr.split(key_sample, (mixing.plan.shape[0], plans)))
     (states, rows, alive, earned, _), actions = jax.lax.scan(step, start, inputs)
     return Imagined(jnp.swapaxes(actions, 0, 1), earned, states, rows, alive)
+
+
+def propose_action(
+    prior: AbstractPolicy, state: State, obs: Obs, key: Key, proposal: str, width: Scalar
+) -> tuple[Action, State]:
+    """The prior's own action or, on the way from there to a sampled one, own + width (sampled - own)."""
+    own, new = prior.act(state, obs, key)
+    if proposal == "mean":
+        return own, new
+    return own + width * (prior.sample(state, obs, key)[0] - own), new
 
 
 class _Draws(NamedTuple):
@@ -231,6 +241,19 @@ def combine(
 ) -> Float[Array, "horizon act"]:
     """(1/worlds) sum_j sum_n w_n^j a^n (eq. 14): the plain mean over worlds of the weighted plans."""
     return jnp.einsum("wn,nha->ha", weights, proposals) / weights.shape[0]
+
+
+def around_own(
+    mean_plan: Float[Array, "horizon act"], proposals: Float[Array, "plan horizon act"], own: Action
+) -> Float[Array, "horizon act"]:
+    """The plan whose first action is own + (weighted mean - plain mean of the proposals): what the weights add.
+
+    A mean of sampled actions is not the prior's own action: where tanh bends, it lies further inside.
+    """
+    first = proposals[:, 0]
+    good = jnp.isfinite(first).all(axis=1)
+    plain = jnp.sum(jnp.where(good[:, None], first, 0.0), axis=0) / jnp.maximum(good.sum(), 1)
+    return mean_plan.at[0].add(jnp.where(jnp.isfinite(own), own - plain, 0.0))
 
 
 def usable(scores: Float[Array, "world plan"]) -> Bool[Array, " world"]:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from refplan.dynamics.base import Belief
 from refplan.errors import RefplanError
 from refplan.planners.base import AbstractPlanner, Considered, PlannerState
+from refplan.planners.core import propose_action
 from refplan.types import Action, Key, Obs, Transition
 
 
@@ -40,9 +41,7 @@ class CriticChoice(AbstractPlanner):
 
         def one(key: Key) -> tuple[Action, Float[Array, " critic"]]:
             key_action, key_noise = jr.split(key)
-            action = self.prior.sample(state.prior, obs, key_action)[0]
-            if self.proposal == "mean":
-                action = self.prior.act(state.prior, obs, key_action)[0]
+            action, _ = propose_action(self.prior, state.prior, obs, key_action, self.proposal, self.width)
             noisy = jnp.clip(action + self.sigma * jr.normal(key_noise, action.shape), self.low, self.high)
             return noisy, critics(obs, noisy)
 
