@@ -305,6 +305,12 @@ def test_presets_reach_the_planner():
     assert planner_settings_of(loop)["horizon"] == 4
     assert float(loop.kappa) == 2.0
     assert float(agent.effective) == float(loop.effective) == 0.0, "these presets have a kappa"
+    careful = planner_settings_of(make_planner("loop", prior_with_bounds(), LinearModel(), preset="careful"))
+    assert (careful["anchor"], careful["width"], careful["effective"]) == (
+        "prior",
+        pytest.approx(0.3),
+        pytest.approx(0.1),
+    )
     with pytest.raises(RefplanError, match="unknown setting of planner 'loop' 'latents'"):
         make_planner("loop", prior_with_bounds(), LinearModel(), changes={"latents": 4})
     with pytest.raises(RefplanError, match="no planner settings for prior 'iql'"):

@@ -1,4 +1,4 @@
-"""Settings of planners by name: `default` (by evidence on three robots), `fixed` (one for all), `paper`."""
+"""Settings of planners by name: `default` (by evidence on three robots), `careful`, `fixed` (one for all), `paper`."""
 
 import csv
 import dataclasses
@@ -15,9 +15,12 @@ from refplan.planners.base import AbstractModelPlanner, AbstractPlanner, check_v
 from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
-PRESETS = ("default", "fixed", "paper")
+PRESETS = ("default", "careful", "fixed", "paper")
 # Kappa is found in every decision, unless it is given: raw kappa depends on the critic's scale (docs/settings.md).
 DEFAULT = {"effective": 0.1}
+# Near the prior's own action: where a critic cannot tell good actions apart, following it far leads to a fall.
+CAREFUL = DEFAULT | {"anchor": "prior", "width": 0.3}
+OWN = {"default": DEFAULT, "careful": CAREFUL}  # ours; the others are the paper's
 SOFT = ("loop", "refplan")  # what that was measured for; MPPI and the control keep their own kappa
 # The most frequent of the paper's 75 picks: one setting for every dataset, so that nothing is picked by its result.
 FIXED = {"horizon": 4, "sigma": 0.05, "kappa": 5.0, "latents": 16, "penalty": 0.1}
@@ -48,7 +51,7 @@ def make_planner(
     else:
         planner = kind(prior)
     known = planner_settings_of(planner)
-    if preset == "default" and model is not None:
+    if preset in OWN and model is not None:
         settings = {"latents": model.draws} | settings
     if name not in SOFT or "kappa" in (changes or {}):
         settings.pop("effective", None)
@@ -82,8 +85,8 @@ def planner_settings(preset: str, dataset: str = "", method: str = "") -> dict[s
     """
     if preset not in PRESETS:
         raise unknown_name("preset of planners", preset, PRESETS)
-    if preset == "default":
-        return dict(DEFAULT)
+    if preset in OWN:
+        return dict(OWN[preset])
     if preset == "fixed":
         return {**FIXED, "propagation": "sample"}
     table = paper_settings()
