@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,21 @@ COLUMNS = (
 )
 
 
-def save(folder: str | Path, *, seeds: list[int] | None = None, wall_s: float | None = None, **parts: Any) -> Path:
-    """Write agents, models and plain notes (dicts of numbers and words) into a run folder; known parts are replaced."""
+def save(
+    folder: str | Path,
+    *,
+    seeds: list[int] | None = None,
+    wall_s: float | None = None,
+    without: Collection[str] = (),
+    **parts: Any,
+) -> Path:
+    """Write agents, models and plain notes (dicts of numbers and words) into a run folder; known parts are replaced.
+
+    Other parts of an earlier save stay, but for those named in `without`.
+    """
     folder = Path(folder)
     tables = read_tables(folder) if (folder / "run.toml").exists() else {}
+    tables = {name: table for name, table in tables.items() if name not in without}
     for name, part in parts.items():
         if not name.isidentifier():
             raise RefplanError(f"'{name}' is not a usable part name; use letters, digits and underscores.")

@@ -87,9 +87,10 @@ def test_anchored_at_the_prior_the_weights_move_its_own_action(kind):
 
 
 def test_an_anchor_ignores_what_is_not_a_number():
-    proposals = jnp.asarray([[[1.0]], [[jnp.nan]], [[3.0]]])
-    assert np.allclose(around_own(jnp.asarray([[2.5]]), proposals, jnp.asarray([7.0])), 7.5)
-    assert np.allclose(around_own(jnp.asarray([[2.5]]), proposals, jnp.asarray([jnp.nan])), 2.5)
+    proposals, mean = jnp.asarray([[[1.0]], [[jnp.nan]], [[3.0]], [[9.0]]]), jnp.asarray([[2.5]])
+    scored = jnp.asarray([True, True, True, False])
+    assert np.allclose(around_own(mean, proposals, scored, jnp.asarray([7.0])), 7.5)
+    assert np.allclose(around_own(mean, proposals, scored, jnp.asarray([jnp.nan])), 2.5)
 
 
 def test_width_is_how_far_proposals_go_from_the_prior():

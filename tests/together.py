@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter):
 
 def main(arguments):
     """Run both, show one after the other, sum up."""
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "second.txt", "w+") as second:
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "second.txt", "w+", errors="replace") as second:
         command = [sys.executable, "-m", "pytest", "-p", "tests.together", *arguments]
         # A launcher that a test starts in the second process must not take its first one for a second.
         env = {name: value for name, value in os.environ.items() if name != BACKWARDS} | {CLAIMS: folder}

@@ -42,25 +42,20 @@ def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> Abstr
 
 def model_of_run(choice: PlannerChoice, source: str) -> AbstractDynamics:
     """The model a planner plans with: of --model, or of the prior's own run folder."""
+    from refplan.dynamics.around import AROUND, believe
     from refplan.store import load_run
 
     folder = Path(choice.model or source)
     parts = load_run(folder) if folder.is_dir() else {}
     plain = choice.around or choice.name != "refplan"
-    wanted = ("ensemble", "model", "belief") if plain else ("worlds", "refined", "belief", "model", "ensemble")
+    wanted = ("ensemble", "model", "belief") if plain else (*AROUND, "belief", "model", "ensemble")
     for part in wanted:
         if isinstance(parts.get(part), AbstractDynamics):
-            return _around(choice.around, parts[part]) if choice.around else parts[part]
+            return believe(choice.around, parts[part]) if choice.around else parts[part]
     raise RefplanError(
         f"{folder}: no model of the world in it. Train one with 'refplan fit dynamics DATA --out {folder}', "
         "or name another run folder with --model."
     )
-
-
-def _around(name: str, model: AbstractDynamics) -> AbstractDynamics:
-    from refplan.dynamics.around import believe
-
-    return believe(name, model)
 
 
 def find_agent(name: str, task: "Task", sampled: bool = False, planner: PlannerChoice | None = None) -> AbstractAgent:

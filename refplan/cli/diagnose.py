@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from refplan.data.tasks import Task
     from refplan.types import Key
 
+JUDGED_STEPS, JUDGED_EVERY = 250, 25  # of each episode: ten states at the most
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
@@ -29,6 +31,12 @@ def add(commands: Any) -> None:
         help="also judge on episodes of this world, e.g. joint or halfcheetah-hill; repeat or separate by commas",
     )
     parser.add_argument("--episodes", type=count, default=4, help="episodes per world (default 4)")
+    parser.add_argument(
+        "--planner",
+        metavar="NAME",
+        help="also carry out this planner's plans in the task's own simulator: do its scores rank them rightly?",
+    )
+    parser.add_argument("--preset", default="default", help="of that planner: default, careful, fixed or paper")
     parser.add_argument("--horizon", type=count, default=10, help="steps to look ahead (default 10)")
     parser.add_argument("--segments", type=count, default=1024, help="rows to look ahead from (default 1024)")
     parser.add_argument("--out", metavar="FOLDER", help="write diagnosis.json and figures into this folder")
@@ -62,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     seen = _was_trained_on(parts, args)
     document: dict[str, Any] = {"run": Path(args.folder).name, "home_is_training_data": seen}
     document["diagnoses"] = {name: diagnosis.to_dict() for name, diagnosis in found.items()}
+    judged = _judge(args, parts, key_worlds) if args.planner else None
+    if judged is not None:
+        document["plans"] = {"planner": args.planner, "preset": args.preset, **judged.summary()}
     document["provenance"] = provenance([args.seed], time.perf_counter() - begun)
     if args.out:
         _write(Path(args.out), document, found, f".{args.format}")
@@ -70,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name, diagnosis in found.items():
         print(f"== {name} ==\n{diagnosis.text()}\n")
+    if judged is not None:
+        print(f"== plans of {args.planner}, carried out in the task ==\n{judged.text()}\n")
     if seen:
         print("The home data is what the model was trained on; on new data expect larger errors.")
     return 0
@@ -109,6 +122,26 @@ def _datasets(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> di
         agent = world_agent(parts, task)
         found[name] = data_from_world(agent, task, args.episodes, jr.fold_in(key, number))
     return found
+
+
+def _judge(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> Any:
+    """What the plans of a planner are worth in the simulator of the run's task, at states its prior visits there."""
+    import jax.numpy as jnp
+
+    from refplan.cli.agents import PlannerChoice, plan_with
+    from refplan.data.sources import load
+    from refplan.dynamics.true import make_true_dynamics
+    from refplan.errors import RefplanError
+    from refplan.experiments.judge import judge_plans, visited
+
+    if "prior" not in parts:
+        raise RefplanError(f"{args.folder}: --planner needs a prior to plan with, and there is none in it.")
+    planner = plan_with(parts["prior"], args.folder, PlannerChoice(args.planner, None, args.preset, {}))
+    data = load(args.data or parts["data"]["source"])
+    truth = make_true_dynamics(data.task)
+    starts = jnp.asarray(data.observations[data.starts[: args.episodes]])
+    states = visited(planner.prior, truth, starts, steps=JUDGED_STEPS, every=JUDGED_EVERY)
+    return judge_plans(planner, truth, states, key=key)
 
 
 def find_world(name: str, home: str) -> "Task":

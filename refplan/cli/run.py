@@ -120,6 +120,7 @@ def _keep(folder: Path, walked: Any, rows: list[dict[str, Any]], about: dict[str
     import json
     import shutil
 
+    from refplan.experiments.line import BELIEFS
     from refplan.files import write_text
     from refplan.store import save, write_results
 
@@ -136,7 +137,9 @@ def _keep(folder: Path, walked: Any, rows: list[dict[str, Any]], about: dict[str
             shutil.copyfile(curves, place)
     for name, stage in walked.diagnoses.items():
         write_text(folder / name / "diagnosis.json", json.dumps(stage.made, indent=1) + "\n")
-    save(folder, seeds=[seed], **parts)
+    # What an earlier command believed with must not be taken for what this one does.
+    gone = {part for name in BELIEFS for part in (name, f"{name}_learner")}
+    save(folder, seeds=[seed], without=gone, **parts)
 
 
 def _report(folder: Path, say: Any) -> Path:

@@ -58,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     objective = online if online and args.objective == "online" else _offline(args, make)
     say = lambda text: print(text, file=sys.stderr if args.json else sys.stdout, flush=True)  # noqa: E731
     storage = Path(args.folder) / "tune" / f"{args.planner}-{args.objective}.journal"
-    trials = tune(
-        objective, Space(names), method=args.method, trials=args.trials, storage=storage, seed=args.seed, say=say
-    )
+    options: dict[str, Any] = {"method": args.method, "trials": args.trials, "seed": args.seed, "say": say}
+    trials = tune(objective, Space(names), storage=storage, about=_question(args, make({})), **options)
     document = _document(args, trials, names)
     if args.agree and online:
         document["agreement"] = _agreement(args, trials, online, say)
@@ -87,6 +86,18 @@ def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[
         raise RefplanError(f"{args.folder}: no prior with a value in it. refplan run makes a folder that has all.")
     model = model_of_run(PlannerChoice(args.planner, None, "default", {}), args.folder)
     return lambda settings: make_planner(args.planner, prior, model, changes={**fixed, **settings})
+
+
+def _question(args: argparse.Namespace, planner: Any) -> str:
+    """What is asked about the settings, so that answers to another question do not count."""
+    from refplan.experiments.workshop import digest_inputs
+    from refplan.planners.presets import planner_settings_of
+    from refplan.store import read_tables
+
+    names = ("episodes",) if args.objective == "online" else ("starts", "length", "judge", "data", "critic_steps")
+    asked: dict[str, Any] = {name: getattr(args, name) for name in (*names, "seed")}
+    made = {name: table.get("sha256") for name, table in read_tables(Path(args.folder)).items()}
+    return digest_inputs({**asked, **made, "model": type(planner.model).__name__, **planner_settings_of(planner)})
 
 
 def _online(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) -> Objective:

@@ -6,6 +6,7 @@ from typing import Any
 from refplan.dynamics.base import AbstractDynamics
 from refplan.dynamics.refined import AbstractRefining, RefinedDynamics, refine
 from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
+from refplan.errors import unknown_name
 
 # Name: (what makes it, what it makes, its settings).
 AROUND = {
@@ -16,6 +17,8 @@ AROUND = {
 
 def believe(name: str, model: AbstractDynamics) -> Any:
     """The belief of a name around an ensemble; a model that is one already stays."""
+    if name not in AROUND:
+        raise unknown_name("belief around an ensemble", name, AROUND)
     make, kind, _ = AROUND[name]
     return model if isinstance(model, kind) else make(model)
 

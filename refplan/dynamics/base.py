@@ -123,7 +123,10 @@ class AbstractDynamics(eqx.Module):
         return prior
 
     def as_trained(self) -> "AbstractDynamics":
-        """What a diagnosis judges: the model, or what it is made around if its belief is too large to keep per row."""
+        """What is asked about every logged row, by a diagnosis or a prior that imagines.
+
+        The model, or what it is made around if its belief is too large to keep per row.
+        """
         return self
 
     @property

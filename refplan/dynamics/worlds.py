@@ -194,10 +194,14 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
 
     def sample(self, belief: WorldBelief, obs: Obs, key: Key) -> Float[Array, " latent"]:
         """m^j ~ N(mean, doubt^2 covariance) in what has changed, home in the rest."""
-        # Symmetric square root: the covariance may be singular to rounding, which a Cholesky factor does not survive.
-        values, vectors = jnp.linalg.eigh(belief.covariance)
-        width = self.doubt * jnp.sqrt(jnp.maximum(values, 0.0))
-        drawn = belief.mean + vectors @ (width * jr.normal(key, belief.mean.shape))
+
+        def draw() -> Float[Array, " latent"]:
+            # Symmetric root: the covariance may be singular to rounding, which a Cholesky factor does not survive.
+            values, vectors = jnp.linalg.eigh(belief.covariance)
+            width = self.doubt * jnp.sqrt(jnp.maximum(values, 0.0))
+            return belief.mean + vectors @ (width * jr.normal(key, belief.mean.shape))
+
+        drawn = jax.lax.cond(self.doubt > 0, draw, lambda: belief.mean)
         return jnp.where(self.changed(belief), drawn, 0.0)
 
     def centre(self, belief: WorldBelief, obs: Obs) -> Float[Array, " latent"]:

@@ -20,6 +20,7 @@ from refplan.experiments.work import Bench
 from refplan.planners.presets import planner_defaults, planner_settings_of
 from refplan.presets import with_settings
 from refplan.provenance import command, commit
+from refplan.settings import settings_of
 from refplan.store import COLUMNS
 from refplan.train import fit
 
@@ -60,7 +61,7 @@ def _tune(bench: Bench) -> Made:
     fixed = settings["changes"]
     names = free_settings(planner_defaults("refplan"), fixed)
     prior, model = bench.stage("prior"), bench.stage("model")
-    inputs = {**settings, "prior": prior.digest, "model": model.digest}
+    inputs = {**settings, "prior": prior.digest, "model": model.digest, **planner_settings_of(bench.planner({}))}
 
     def make(folder: Path) -> dict[str, Any]:
         objective = online_objective(bench.planner, data.task, settings["episodes"], bench.seed)
@@ -94,7 +95,8 @@ def _epochs(bench: Bench) -> Made:
         # Differences begin after the first epoch, which also compiled.
         return {"seconds": [float(np.median(np.diff(times))) for times in ended.values()]}
 
-    stage = bench.shop.document("epochs", {**settings, "data": data.fingerprint}, make)
+    inputs = {**settings, **settings_of(learner), "data": data.fingerprint}
+    stage = bench.shop.document("epochs", inputs, make)
     named = zip(("encoder", "decoder"), stage.made["seconds"], strict=False)
     labels = {"rows": len(data), "settings": settings["settings"]}
     return stage, [_row(bench, agent=name, seconds=seconds, **labels) for name, seconds in named]
@@ -105,6 +107,7 @@ def _steps(bench: Bench) -> Made:
     settings, data = bench.request.settings, bench.load()
     planner = bench.planner({})
     inputs = {**settings, "prior": bench.stage("prior").digest, "model": bench.stage("model").digest}
+    inputs |= planner_settings_of(planner)
 
     def make(_: Path) -> dict[str, Any]:
         for length in (2, settings["steps"]):  # the first only compiles

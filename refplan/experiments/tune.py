@@ -77,16 +77,18 @@ def tune(
     trials: int,
     storage: Path,
     seed: int = 0,
+    about: str = "",
     say: Callable[[str], None] = print,
 ) -> list[Trial]:
     """Try settings until `trials` of them are known; what an earlier sitting tried counts (`storage`).
 
-    `objective` gives a number to make large and what it cost to find it.
+    `objective` gives a number to make large and what it cost to find it; `about` tells it from others of the same
+    storage, whose trials do not count.
     """
     check_search(method)
     if trials < 1:
         raise RefplanError(f"trials must be at least 1, got {trials}.")
-    study = open_study(storage, space, method, seed)
+    study = open_study(storage, space, method, seed, about)
     points = space.points(seed) if method == "grid" else []
     most = min(trials, len(points)) if points else trials
     while len(found := finished_trials(study)) < most:
@@ -125,13 +127,13 @@ def online_objective(make: Callable[[dict[str, Any]], Any], task: Task, episodes
     return objective
 
 
-def open_study(storage: Path, space: Space, method: str, seed: int) -> Any:
+def open_study(storage: Path, space: Space, method: str, seed: int, about: str = "") -> Any:
     """The study kept in a journal file; a new one if there is none."""
     optuna = _optuna()
     storage.parent.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(storage))
     return optuna.create_study(
-        study_name=f"{method}-{'-'.join(space.names)}",
+        study_name="-".join([method, *space.names, *([about] if about else [])]),
         storage=optuna.storages.JournalStorage(backend),
         sampler=optuna.samplers.TPESampler(seed=seed),
         direction="maximize",

@@ -171,7 +171,8 @@ class AbstractPlanner(AbstractPrior):
         if self.choice == "resample":
             mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
         if self.anchor == "prior":
-            mean_plan = around_own(mean_plan, proposals, own)
+            mean_plan = around_own(mean_plan, proposals, jnp.isfinite(scores).any(axis=0), own)
+            mean_plan = jnp.clip(mean_plan, self.low[None], self.high[None])
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
         safe = jnp.where(jnp.isfinite(own), own, middle)

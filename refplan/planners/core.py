@@ -104,11 +104,11 @@ def propose(
 def propose_action(
     prior: AbstractPolicy, state: State, obs: Obs, key: Key, proposal: str, width: Scalar
 ) -> tuple[Action, State]:
-    """The prior's own action or, on the way from there to a sampled one, own + width (sampled - own)."""
+    """The prior's own action or, on the way from there to a sampled one, (1 - width) own + width sampled."""
     own, new = prior.act(state, obs, key)
     if proposal == "mean":
         return own, new
-    return own + width * (prior.sample(state, obs, key)[0] - own), new
+    return (1.0 - width) * own + width * prior.sample(state, obs, key)[0], new
 
 
 class _Draws(NamedTuple):
@@ -244,14 +244,17 @@ def combine(
 
 
 def around_own(
-    mean_plan: Float[Array, "horizon act"], proposals: Float[Array, "plan horizon act"], own: Action
+    mean_plan: Float[Array, "horizon act"],
+    proposals: Float[Array, "plan horizon act"],
+    scored: Bool[Array, " plan"],
+    own: Action,
 ) -> Float[Array, "horizon act"]:
-    """The plan whose first action is own + (weighted mean - plain mean of the proposals): what the weights add.
+    """The plan whose first action is own + (weighted mean - plain mean of the scored proposals): what weights add.
 
     A mean of sampled actions is not the prior's own action: where tanh bends, it lies further inside.
     """
     first = proposals[:, 0]
-    good = jnp.isfinite(first).all(axis=1)
+    good = scored & jnp.isfinite(first).all(axis=1)
     plain = jnp.sum(jnp.where(good[:, None], first, 0.0), axis=0) / jnp.maximum(good.sum(), 1)
     return mean_plan.at[0].add(jnp.where(jnp.isfinite(own), own - plain, 0.0))
 

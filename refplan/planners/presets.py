@@ -53,7 +53,9 @@ def make_planner(
     known = planner_settings_of(planner)
     if preset in OWN and model is not None:
         settings = {"latents": model.draws} | settings
-    if name not in SOFT or "kappa" in (changes or {}):
+    if preset in OWN and name not in SOFT:
+        settings = {}
+    elif "kappa" in (changes or {}):
         settings.pop("effective", None)
     fitting = {setting: value for setting, value in settings.items() if setting in known}
     for setting in changes or {}:

@@ -183,14 +183,14 @@ class AbstractImaginingLearner(AbstractWatchedLearner):
 
     @property
     def world(self) -> AbstractDynamics:
-        """The model, or an error that says how to get one."""
+        """The model as it was trained, or an error that says how to get one."""
         if self.model is None:
             name = type(self).__name__
             raise RefplanError(
                 f"{name} learns in an imagined world and needs a model of it: {name}(fit(Ensemble(), data, key=...)), "
                 "or --model RUN on the command line."
             )
-        return self.model
+        return self.model.as_trained()
 
     def prepare(self, data: Dataset) -> Logged:
         """All rows with the model's beliefs."""

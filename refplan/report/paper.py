@@ -153,13 +153,15 @@ def aggregate_table(rows: Rows, experiment: str) -> Shown:
     ours, theirs = aggregates(rows), paper_aggregates(experiment, shared_tasks(rows))
     agents = list(ours)
     headings = ["aggregate of scores", *agents, *(f"paper: {agent}" for agent in agents if agent in theirs)]
-    lines, many = [], len({str(row["seed"]) for row in rows}) > 1
+    lines, seeds = [], {agent: len(score_matrix(rows, agent)[0]) for agent in agents}
+    many = min(seeds.values(), default=0) > 1
     for name in STATISTICS if ours else ():
-        mine = [show(ours[agent][name], "score") if many else f"{ours[agent][name].value:.1f}" for agent in agents]
+        found = {agent: ours[agent][name] for agent in agents}
+        mine = [show(found[a], "score") if seeds[a] > 1 else f"{found[a].value:.1f}" for a in agents]
         lines.append([name.replace("_", " "), *mine, *(f"{theirs[a][name]:.1f}" for a in agents if a in theirs)])
     if many and {"loop", "refplan"} <= set(agents):
         lines.append(["P(refplan beats loop)", *_chance(rows, agents), *[UNKNOWN] * (len(headings) - 1 - len(agents))])
-    drawn = "stratified bootstrap over seeds" if many else "one seed, so without intervals"
+    drawn = "stratified bootstrap over seeds" if many else "no interval where there is one seed"
     return Shown(f"aggregates ({drawn})", headings, lines)
 
 
