@@ -18,6 +18,7 @@ from refplan.errors import RefplanError
 from refplan.modules import load_module, save_module
 from refplan.planners.loop import LOOP
 from refplan.planners.refplan import RefPlan
+from refplan.priors.mopo import MOPO
 from refplan.train import fit
 from tests.bent_worlds import HOME, live, logged
 from tests.models import LinearPrior
@@ -104,6 +105,11 @@ def test_a_diagnosis_judges_the_ensemble_as_trained(model):
     options = {"key": jr.key(0), "horizon": 2, "segments": 8, "episodes": 4, "particles": 4, "states": 2, "plans": 4}
     mine, base = (diagnose(each, logged(400), **options).to_dict() for each in (model, model.base))
     assert mine == base
+
+
+def test_a_prior_that_imagines_does_so_in_the_ensemble_as_trained(model):
+    # The belief of every logged row would be kept, and one has as many numbers as the last layers squared.
+    assert MOPO(model).world is model.base
 
 
 def test_fewer_elites_understand_the_belief_of_all(model):

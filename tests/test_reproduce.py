@@ -437,6 +437,9 @@ def test_one_seed_has_no_interval():
     assert "one seed" in table.title
     assert next(line for line in table.lines if line[0] == "mean")[1:3] == ["20.0", "20.0"]
     assert not any("[" in text for line in table.lines for text in line)
+    rows += [row("loop", score + 2, 1, dataset=f"data{score}") for score in (10.0, 30.0)]
+    line = next(line for line in aggregate_table(rows, "rq2").lines if line[0] == "mean")
+    assert "[" in line[1] and line[2] == "20.0", "an agent of two seeds beside one of one"
 
 
 def test_the_papers_aggregates_are_of_the_same_tasks():

@@ -54,6 +54,12 @@ def test_saving_again_keeps_the_other_parts(tmp_path):
     assert set(load_run(tmp_path)) == {"prior", "data", "provenance"}
 
 
+def test_parts_can_be_left_behind(tmp_path):
+    save(tmp_path, old={"x": 1}, kept={"x": 2})
+    save(tmp_path, without={"old", "new"}, new={"x": 3})
+    assert load_run(tmp_path).keys() - {"provenance"} == {"kept", "new"}, "what is saved now is not left out"
+
+
 def test_damage_is_named(tmp_path):
     with pytest.raises(RefplanError, match="no such run folder"):
         load_run(tmp_path / "none")

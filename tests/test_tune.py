@@ -26,8 +26,8 @@ def hill(settings):
     return -abs(np.log(settings["kappa"] / 5.0)) - settings["penalty"], {"episodes": 2.0, "steps": 10.0, "seconds": 0.0}
 
 
-def search(path, trials, method="bayes", objective=hill, space=SPACE):
-    return tune(objective, space, method=method, trials=trials, storage=path, say=lambda text: None)
+def search(path, trials, method="bayes", objective=hill, space=SPACE, about=""):
+    return tune(objective, space, method=method, trials=trials, storage=path, about=about, say=lambda text: None)
 
 
 def test_the_grid_tries_every_point_of_the_paper_once(tmp_path):
@@ -62,6 +62,11 @@ def test_a_search_goes_on_where_it_stopped(tmp_path):
     assert len(calls) == 7, "three were known, one was lost half-way"
     assert len(search(tmp_path / "j", 6, objective=counted)) == 6
     assert len(calls) == 7
+
+
+def test_answers_to_another_question_do_not_count(tmp_path):
+    assert len(search(tmp_path / "j", 2, about="three episodes")) == 2
+    assert len(search(tmp_path / "j", 1, about="ten episodes")) == 1
 
 
 def test_mistakes(tmp_path):

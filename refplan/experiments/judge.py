@@ -85,10 +85,10 @@ def true_returns(
 def visited(
     prior: AbstractPrior, truth: AbstractDynamics, starts: Float[Array, "start obs"], *, steps: int, every: int
 ) -> Float[Array, "state obs"]:
-    """What the prior sees on its way from these observations, every so many steps, while it has not fallen."""
+    """These observations, and what the prior sees on its way from them every so many steps, until it falls."""
     own = jax.vmap(lambda obs: prior.act(prior.start(), obs, jr.key(0))[0])(starts)
     _, seen, alive = true_returns(prior, truth, starts, own[:, None], jnp.ones(()), steps)
-    rows, kept = np.asarray(seen)[every - 1 :: every], np.asarray(alive)[every - 1 :: every]
+    rows, kept = np.asarray(seen)[::every], np.asarray(alive)[::every]
     return jnp.asarray(rows[kept])
 
 
