@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from models import GAMMA, LinearModel, LinearPrior, matrices, riccati
 
+from refplan.bench.planner import make_decoder
+from refplan.cli import main
+from refplan.dynamics.base import NeverTerminates
+from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.experiments.judge import Judgement, judge_plans, true_returns, visited
 from refplan.planners.loop import LOOP
+from refplan.store import save
 
 P, K = riccati()
 STATES = jnp.asarray([[1.0, -0.5], [0.4, 0.8], [-1.2, 0.3]])
@@ -59,3 +64,14 @@ def test_visited_states_are_those_of_the_prior():
 def test_plans_that_are_all_alike_have_no_rank():
     summary = Judgement(np.asarray([np.nan, 0.5]), np.zeros(2), np.zeros(2), np.zeros(2)).summary()
     assert summary["rank"] == pytest.approx(0.5)
+
+
+def test_mistakes_are_found_before_anything_is_judged(tmp_path, capsys):
+    model = EnsembleDynamics(decoder=make_decoder(2, latent=0), held_mse=jnp.zeros(2), termination=NeverTerminates())
+    save(tmp_path, model=model, data={"source": "hopper-medium-replay-tiny", "task": "hopper"})
+    for options, words in (
+        (["--preset", "careful"], "name one with --planner"),
+        (["--planner", "loop"], "needs a prior to plan with"),
+    ):
+        assert main(["diagnose", str(tmp_path), *options]) == 2
+        assert words in capsys.readouterr().err

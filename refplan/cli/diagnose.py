@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="also carry out this planner's plans in the task's own simulator: do its scores rank them rightly?",
     )
-    parser.add_argument("--preset", default="default", help="of that planner: default, careful, fixed or paper")
+    parser.add_argument("--preset", help="of that planner: default, careful, fixed or paper (default default)")
     parser.add_argument("--horizon", type=count, default=10, help="steps to look ahead (default 10)")
     parser.add_argument("--segments", type=count, default=1024, help="rows to look ahead from (default 1024)")
     parser.add_argument("--out", metavar="FOLDER", help="write diagnosis.json and figures into this folder")
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(Path(args.out) / "diagnosis.json")
     parts = load_parts(args.folder)
     prior = parts.get("prior")
+    planner = _planner(args, parts)  # what is wrong with it should not be found after minutes
     key_worlds, key = jr.split(jr.key(args.seed))
     found = {}
     for name, data in _datasets(args, parts, key_worlds).items():
@@ -70,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
     seen = _was_trained_on(parts, args)
     document: dict[str, Any] = {"run": Path(args.folder).name, "home_is_training_data": seen}
     document["diagnoses"] = {name: diagnosis.to_dict() for name, diagnosis in found.items()}
-    judged = _judge(args, parts, key_worlds) if args.planner else None
+    judged = None if planner is None else _judge(args, parts, planner, key_worlds)
     if judged is not None:
-        document["plans"] = {"planner": args.planner, "preset": args.preset, **judged.summary()}
+        document["plans"] = {"planner": args.planner, "preset": args.preset or "default", **judged.summary()}
     document["provenance"] = provenance([args.seed], time.perf_counter() - begun)
     if args.out:
         _write(Path(args.out), document, found, f".{args.format}")
@@ -124,19 +125,28 @@ def _datasets(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> di
     return found
 
 
-def _judge(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> Any:
+def _planner(args: argparse.Namespace, parts: dict[str, Any]) -> Any:
+    """The planner whose plans are to be carried out, if one is asked for."""
+    from refplan.cli.agents import PlannerChoice, plan_with
+    from refplan.errors import RefplanError
+
+    if args.planner is None:
+        if args.preset:
+            raise RefplanError(f"--preset {args.preset} is of a planner; name one with --planner, e.g. --planner loop.")
+        return None
+    if "prior" not in parts:
+        raise RefplanError(f"{args.folder}: --planner needs a prior to plan with, and there is none in it.")
+    return plan_with(parts["prior"], args.folder, PlannerChoice(args.planner, None, args.preset or "default", {}))
+
+
+def _judge(args: argparse.Namespace, parts: dict[str, Any], planner: Any, key: "Key") -> Any:
     """What the plans of a planner are worth in the simulator of the run's task, at states its prior visits there."""
     import jax.numpy as jnp
 
-    from refplan.cli.agents import PlannerChoice, plan_with
     from refplan.data.sources import load
     from refplan.dynamics.true import make_true_dynamics
-    from refplan.errors import RefplanError
     from refplan.experiments.judge import judge_plans, visited
 
-    if "prior" not in parts:
-        raise RefplanError(f"{args.folder}: --planner needs a prior to plan with, and there is none in it.")
-    planner = plan_with(parts["prior"], args.folder, PlannerChoice(args.planner, None, args.preset, {}))
     data = load(args.data or parts["data"]["source"])
     truth = make_true_dynamics(data.task)
     starts = jnp.asarray(data.observations[data.starts[: args.episodes]])
