@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     from refplan.agent import AbstractPrior
     from refplan.dynamics.diagnose import diagnose
+    from refplan.dynamics.diagnose_record import plain
     from refplan.files import check_writable
     from refplan.provenance import provenance
 
@@ -64,16 +65,17 @@ def run(args: argparse.Namespace) -> int:
     prior = parts.get("prior")
     planner = _planner(args, parts)  # what is wrong with it should not be found after minutes
     key_worlds, key = jr.split(jr.key(args.seed))
-    found = {}
-    for name, data in _datasets(args, parts, key_worlds).items():
+    found, datasets = {}, _datasets(args, parts, key_worlds)
+    for name, data in datasets.items():
         known = prior if isinstance(prior, AbstractPrior) else None
         found[name] = diagnose(parts["model"], data, key=key, horizon=args.horizon, prior=known, segments=args.segments)
     seen = _was_trained_on(parts, args)
     document: dict[str, Any] = {"run": Path(args.folder).name, "home_is_training_data": seen}
     document["diagnoses"] = {name: diagnosis.to_dict() for name, diagnosis in found.items()}
-    judged = None if planner is None else _judge(args, parts, planner, key_worlds)
+    judged = None if planner is None else _judge(datasets["home"], planner, args.episodes, key_worlds)
     if judged is not None:
-        document["plans"] = {"planner": args.planner, "preset": args.preset or "default", **judged.summary()}
+        numbers = {name: plain(value) for name, value in judged.summary().items()}
+        document["plans"] = {"planner": args.planner, "preset": args.preset or "default", **numbers}
     document["provenance"] = provenance([args.seed], time.perf_counter() - begun)
     if args.out:
         _write(Path(args.out), document, found, f".{args.format}")
@@ -139,17 +141,15 @@ def _planner(args: argparse.Namespace, parts: dict[str, Any]) -> Any:
     return plan_with(parts["prior"], args.folder, PlannerChoice(args.planner, None, args.preset or "default", {}))
 
 
-def _judge(args: argparse.Namespace, parts: dict[str, Any], planner: Any, key: "Key") -> Any:
-    """What the plans of a planner are worth in the simulator of the run's task, at states its prior visits there."""
+def _judge(data: "Dataset", planner: Any, episodes: int, key: "Key") -> Any:
+    """What the plans of a planner are worth in the simulator of the data's task, at states its prior visits there."""
     import jax.numpy as jnp
 
-    from refplan.data.sources import load
     from refplan.dynamics.true import make_true_dynamics
     from refplan.experiments.judge import judge_plans, visited
 
-    data = load(args.data or parts["data"]["source"])
     truth = make_true_dynamics(data.task)
-    starts = jnp.asarray(data.observations[data.starts[: args.episodes]])
+    starts = jnp.asarray(data.observations[data.starts[:episodes]])
     states = visited(planner.prior, truth, starts, steps=JUDGED_STEPS, every=JUDGED_EVERY)
     return judge_plans(planner, truth, states, key=key)
 

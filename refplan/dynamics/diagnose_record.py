@@ -156,16 +156,17 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON; what could not be measured is None."""
-        return {**_plain(self), "flags": list(self.flags), "verdict": self.verdict}
+        return {**plain(self), "flags": list(self.flags), "verdict": self.verdict}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A record, or a part of one, as JSON has it: six digits, and None for what is not a finite number."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
