@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 
 from refplan.errors import RefplanError
+from refplan.turns import in_turns
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
 
 
@@ -30,6 +31,11 @@ class AbstractAgent(eqx.Module):
     @abstractmethod
     def act(self, state: State, obs: Obs, key: Key) -> tuple[Action, State]:
         """The action to execute at `obs`, inside the action bounds, and the new state."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of a network one decision computes side by side."""
+        return 1
 
 
 class AbstractPolicy(AbstractAgent):
@@ -101,6 +107,11 @@ class Sampled(AbstractAgent):
         action, _ = self.policy.sample(state, obs, key_sample)
         _, state = self.policy.act(state, obs, key_act)
         return action, state
+
+
+def act_many(agent: AbstractAgent, state: State, obs: Any, keys: Any) -> tuple[Any, State]:
+    """One decision in every episode side by side; planners take turns (see `turns.py`)."""
+    return in_turns(agent.act, agent.rows, state, obs, keys)
 
 
 def start_many(agent: AbstractAgent, episodes: int) -> State:

@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from refplan.agent import AbstractAgent, start_many
+from refplan.agent import AbstractAgent, act_many, start_many
 from refplan.data.simulate import AbstractSimulator, make_simulator
 from refplan.data.starts import Starts
 from refplan.data.tasks import Task
@@ -224,7 +224,7 @@ def _act(
 ) -> tuple[Float[Array, "episodes act"], State]:
     """One decision in every episode."""
     keys = jax.vmap(_key, (None, 0, None))(key, jnp.arange(len(obs)), time)
-    return jax.vmap(agent.act)(state, obs, keys)
+    return act_many(agent, state, obs, keys)
 
 
 @eqx.filter_jit

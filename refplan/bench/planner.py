@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from refplan.agent import start_many
+from refplan.agent import act_many, start_many
 from refplan.bench.products import bare_seconds, flops, median_seconds, products
 from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.belief_dynamics import BeliefDynamics
@@ -54,10 +54,7 @@ def make_decoder(members: int, latent: int) -> Decoder:
 def decide(agent: AbstractPlanner, state: Any, steps: Transition, keys: Any) -> tuple[Any, Any]:
     """What one real step costs: reflect on the last one, then plan the next; all episodes in one call."""
 
-    def one(state: Any, step: Transition, key: Any) -> tuple[Any, Any]:
-        return agent.act(agent.observe(state, step), step.next_obs, key)
-
-    return jax.vmap(one)(state, steps, keys)
+    return act_many(agent, jax.vmap(agent.observe)(state, steps), steps.next_obs, keys)
 
 
 def measure(agent: AbstractPlanner, episodes: int, repeats: int = 8) -> dict[str, float]:

@@ -28,6 +28,7 @@ from refplan.planners.core import (
     weigh,
 )
 from refplan.risk import conditional_value_at_risk, mean_minus_std, mean_minus_variance
+from refplan.turns import at_once, in_turns
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
 
 # What the settings that are words may say.
@@ -274,6 +275,12 @@ class AbstractShootingPlanner(AbstractModelPlanner):
             scores = conditional_value_at_risk(scores, self.share, 0)[None]
         return Considered(proposals, returns, scores)
 
+    @property
+    def rows(self) -> int:
+        """Every plan under every member, in as many worlds as are scored at once."""
+        each = self.plans * (self.members or self.model.members)
+        return each * at_once(self.world_count, each)
+
     def evaluate(
         self, prior_state: State, worlds: Hypothesis, obs: Obs, proposals: Float[Array, "plan horizon act"], key: Key
     ) -> Float[Array, "world plan member"]:
@@ -285,4 +292,5 @@ class AbstractShootingPlanner(AbstractModelPlanner):
         def one(world: Hypothesis, key: Key) -> Float[Array, "plan member"]:
             return score(self.prior.under(world), model, prior_state, world, obs, proposals, key, **options)
 
-        return jax.vmap(one)(worlds, jr.split(key, self.world_count))
+        rows = self.plans * model.members
+        return in_turns(one, rows, worlds, jr.split(key, self.world_count))
