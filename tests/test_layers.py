@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent / "refplan"
 
 # Position in this list = layer; a module may import from its own layer or an earlier one.
 LAYERS = [
-    ["_version", "errors", "cache", "registry"],
+    ["_version", "errors", "cache", "registry", "turns"],
     ["types", "settings", "provenance"],
     ["nn", "gru", "risk", "agent", "files", "progress", "interrupts"],
     ["logs", "modules"],
