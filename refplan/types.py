@@ -7,12 +7,14 @@ Records hold one example; a leading `*batch` means the same record may also hold
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Key as KeyOf
 
 Obs = Float[Array, " obs"]
 Action = Float[Array, " act"]
 Scalar = Float[Array, ""]
 Flag = Bool[Array, ""]
 Key = PRNGKeyArray
+Keys = KeyOf[Array, " batch"]  # one per row
 State = Any  # whatever an agent or a model carries from step to step: any pytree
 Metrics = dict[str, Float[Array, ""]]
 

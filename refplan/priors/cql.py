@@ -13,11 +13,12 @@ from jaxtyping import Array, Float
 from refplan.data.dataset import Dataset
 from refplan.learner import AbstractLearner
 from refplan.nn import MLP, tanh_gaussian_sample
-from refplan.priors.actor_critic import ActorCritic
-from refplan.priors.losses import conservative_gap
+from refplan.priors.actor_critic import ActorCritic, Critics
+from refplan.priors.losses import conservative_spread, draw_candidates, drawn_spread
 from refplan.priors.policy import GaussianPolicy
 from refplan.priors.sac import SAC, SACState
-from refplan.types import Key, Metrics, Scalar, Transition
+from refplan.turns import sum_in_turns
+from refplan.types import Key, Keys, Metrics, Scalar, Transition
 
 
 class CQLState(NamedTuple):
@@ -42,6 +43,9 @@ class CQL(AbstractLearner):
 
     weight: Scalar = eqx.field(converter=jnp.asarray, default=10.0)
     samples: int = eqx.field(static=True, default=10)  # n: actions per set and state
+    # Actions per state whose Q is pushed down, drawn by their share in the LSE: the same gradient on average, with a
+    # backward pass over fewer rows; 0: all of them.
+    drawn: int = eqx.field(static=True, default=0)
     penalty_states: int = eqx.field(static=True, default=0)  # states of the batch that are penalised; 0: all of them
     lagrange: bool = eqx.field(static=True, default=False)
     gap: Scalar = eqx.field(converter=jnp.asarray, default=5.0)  # tau of the Lagrange form
@@ -96,10 +100,37 @@ class CQL(AbstractLearner):
         self, nets: MLP, sac: SACState, pushed: Transition, lifted: Transition, key: Key
     ) -> Float[Array, " critic"]:
         """LSE over policy and uniform actions at the states of `pushed`, minus Q at the rows of `lifted`."""
-        critics = eqx.tree_at(lambda c: c.nets, sac.critics, nets)
         actions, log_density = candidate_actions(sac.policy, pushed, self.samples, key)
-        obs = jnp.broadcast_to(pushed.obs[:, None], (*actions.shape[:2], pushed.obs.shape[1]))
-        return conservative_gap(critics(obs, actions), log_density, critics(lifted.obs, lifted.action))
+        arrays, rest = eqx.partition(nets, eqx.is_array)
+
+        def spread(arrays: MLP, *states: Any) -> Float[Array, " critic"]:
+            return self.spread(eqx.tree_at(lambda c: c.nets, sac.critics, eqx.combine(arrays, rest)), *states)
+
+        keys = jr.split(jr.fold_in(key, 1), len(actions))
+        rows = actions.shape[1] * self.sac.critics
+        total = sum_in_turns(spread, arrays, rows, pushed.obs, actions, log_density, keys)
+        critics = eqx.tree_at(lambda c: c.nets, sac.critics, nets)
+        return total / len(actions) - jnp.mean(critics(lifted.obs, lifted.action), axis=1)
+
+    def spread(
+        self,
+        critics: Critics,
+        obs: Float[Array, "batch obs"],
+        actions: Float[Array, "batch candidate act"],
+        log_density: Float[Array, "batch candidate"],
+        keys: Keys,
+    ) -> Float[Array, " critic"]:
+        """The sum of the states' LSE; its gradient through all candidates or, if asked, through a few drawn ones."""
+
+        def values(actions: Float[Array, "batch some act"]) -> Float[Array, "critic batch some"]:
+            return critics(jnp.broadcast_to(obs[:, None], (*actions.shape[:2], obs.shape[1])), actions)
+
+        if not self.drawn:
+            return conservative_spread(values(actions), log_density)
+        q = jax.lax.stop_gradient(values(actions))
+        drawn, weight = draw_candidates(q, log_density, keys, self.drawn)
+        picked = jnp.take_along_axis(actions, drawn[..., None], axis=1)
+        return drawn_spread(conservative_spread(q, log_density), values(picked), weight)
 
     def result(self, state: CQLState) -> ActorCritic:
         """SAC's."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from refplan.data.dataset import Dataset
 from refplan.data.sampling import sample_transitions
@@ -60,6 +60,8 @@ class IQL(AbstractLearner):
     tau: Scalar = eqx.field(converter=jnp.asarray, default=0.005)
     normalise: bool = eqx.field(static=True, default=True)
     rescale: bool = eqx.field(static=True, default=True)
+    # Updates in which the policy's rate falls to zero along half a cosine (IQL: its whole training); 0: it stays.
+    anneal: Scalar = eqx.field(converter=jnp.asarray, default=0.0)
 
     def prepare(self, data: Dataset) -> Transition:
         """All rows, actions in [-1, 1]."""
@@ -104,7 +106,10 @@ class IQL(AbstractLearner):
 
         nets = (state.policy.net, state.critics.nets, state.value)
         (_, metrics), grads = eqx.filter_value_and_grad(objective, has_aux=True)(nets)
+        done = optax.tree.get(state.optimiser, "count")
         updates, optimiser = optax.adam(self.rate).update(grads, state.optimiser)
+        slower = lambda net: jax.tree.map(lambda step: step * annealed(done, self.anneal), net)  # noqa: E731
+        updates = eqx.tree_at(lambda nets: nets[0], updates, replace_fn=slower)
         net, critic_nets, value = eqx.apply_updates(nets, updates)
         return self._moved(state, net, critic_nets, value, optimiser), {**metrics, **_levels(before, weight)}
 
@@ -128,6 +133,12 @@ def return_scale(data: Dataset) -> float:
     """1000 / (best - worst return of an episode): what IQL's code multiplies locomotion rewards by."""
     span = float(np.ptp(data.returns)) if data.sequential and data.episodes > 1 else 0.0
     return 1000.0 / span if span > 0 else 1.0
+
+
+def annealed(done: Int[Array, ""], updates: Scalar) -> Scalar:
+    """0.5 (1 + cos(pi t / T)) after t of T updates, zero from then on; one throughout if T is zero."""
+    part = jnp.minimum(done / jnp.maximum(updates, 1.0), 1.0)
+    return jnp.where(updates > 0, 0.5 * (1.0 + jnp.cos(jnp.pi * part)), 1.0)
 
 
 def _levels(value: Float[Array, " batch"], weight: Float[Array, " batch"]) -> Metrics:

@@ -3,11 +3,13 @@
 `q` arrays have one row per critic. Targets are constants: whoever makes one stops its gradient, visibly, at the call.
 """
 
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from refplan.types import Scalar
+from refplan.types import Keys, Scalar
 
 
 def td_target(
@@ -45,8 +47,41 @@ def conservative_gap(
     The candidates of one state lie on the last axis, all of them: the sum runs over 3n values per state. It pushes Q
     down where the policy would go and up at the data.
     """
-    spread = logsumexp(candidates - log_density[None], axis=2)
-    return jnp.mean(spread, axis=1) - jnp.mean(q_data, axis=1)
+    return conservative_spread(candidates, log_density) / candidates.shape[1] - jnp.mean(q_data, axis=1)
+
+
+def conservative_spread(
+    candidates: Float[Array, "critic batch candidate"], log_density: Float[Array, "batch candidate"]
+) -> Float[Array, " critic"]:
+    """sum_s log sum_k exp(Q(s, a_k) - log p(a_k)): what is pushed down, before it is divided by the states."""
+    return jnp.sum(logsumexp(candidates - log_density[None], axis=2), axis=1)
+
+
+def draw_candidates(
+    candidates: Float[Array, "critic batch candidate"],
+    log_density: Float[Array, "batch candidate"],
+    keys: Keys,
+    count: int,
+) -> tuple[Int[Array, "batch drawn"], Float[Array, "critic batch drawn"]]:
+    """`count` candidates of every state, drawn by their share in the LSE, and what each counts for.
+
+    d LSE_i = sum_k p_ik dQ_i(a_k), p_i the softmax over candidates. Drawn from the mean p of the critics and weighed by
+    p_ik / (count p_k), a few of them give the same gradient on average; no weight exceeds (critics / count).
+    """
+    share = jax.nn.softmax(candidates - log_density[None], axis=2)
+    mean = jnp.mean(share, axis=0)
+    drawn = jax.vmap(lambda key, p: jr.categorical(key, jnp.log(p), shape=(count,)))(keys, mean)
+    taken = jnp.take_along_axis(share, drawn[None], axis=2)
+    return drawn, taken / (count * jnp.take_along_axis(mean, drawn, axis=1))
+
+
+def drawn_spread(
+    spread: Float[Array, " critic"],
+    drawn: Float[Array, "critic batch drawn"],
+    weight: Float[Array, "critic batch drawn"],
+) -> Float[Array, " critic"]:
+    """The value of `spread` with the gradient of the drawn candidates alone."""
+    return jax.lax.stop_gradient(spread) + jnp.sum(weight * (drawn - jax.lax.stop_gradient(drawn)), axis=(1, 2))
 
 
 def gradient_diversity(grads: Float[Array, "critic batch act"], edge: float = 1e-10) -> Scalar:
