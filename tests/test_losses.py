@@ -99,6 +99,27 @@ def test_conservative_penalty_pushes_policy_actions_down_and_data_up():
     np.testing.assert_allclose(at_data, -1 / 5, rtol=1e-5)
 
 
+def test_drawn_candidates_give_the_same_gradient_on_average():
+    random = np.random.default_rng(1)
+    candidates, log_density = (jnp.asarray(2 * random.normal(size=s), jnp.float32) for s in ((2, 3, 6), (3, 6)))
+
+    @jax.jit
+    def drawn_gradient(key):
+        drawn, weight = losses.draw_candidates(candidates, log_density, jr.split(key, 3), 2)
+        taken = lambda q: jnp.take_along_axis(q, drawn[None], axis=2)  # noqa: E731
+        spread = losses.conservative_spread(candidates, log_density)
+        value, pull = jax.vjp(lambda q: losses.drawn_spread(spread, taken(q), weight), candidates)
+        return value, pull(jnp.ones(2))[0], weight
+
+    values, grads, weights = jax.vmap(drawn_gradient)(jr.split(jr.key(0), 20_000))
+    exact = jax.grad(lambda q: jnp.sum(losses.conservative_spread(q, log_density)))(candidates)
+    np.testing.assert_allclose(jnp.mean(grads, axis=0), exact, atol=0.015)
+    # what is reported is the whole log-sum-exp, whatever was drawn, and nothing counts for more than critics / drawn
+    expected = losses.conservative_spread(candidates, log_density)
+    np.testing.assert_allclose(values, jnp.broadcast_to(expected, values.shape), rtol=1e-5)
+    assert float(weights.max()) <= 1.0 + 1e-5
+
+
 def make_batch(rows: int, obs: int, act: int) -> Transition:
     random = np.random.default_rng(3)
     draw = lambda size: jnp.asarray(random.uniform(-1, 1, (rows, size)).astype(np.float32))  # noqa: E731

@@ -136,6 +136,50 @@ def test_a_larger_conservative_weight_lowers_values_of_unseen_actions():
     np.testing.assert_allclose(action, worlds.to_box(np.array([0.5, 0.5])), atol=0.5)
 
 
+@pytest.mark.parametrize("drawn", [0, 2])
+def test_the_conservative_penalty_lowers_unseen_actions_with_all_or_drawn_candidates(drawn):
+    data = worlds.ragged()
+    learner = CQL(samples=2, drawn=drawn, sac=SAC(hidden=(8,), batch_size=8))
+    sac, rows = learner.init(data, jr.key(0)).sac, jax.tree.map(lambda x: x[:8], learner.prepare(data))
+    gaps = eqx.filter_jit(lambda nets, key: jnp.sum(learner.conservative_gaps(nets, sac, rows, key)))
+    grads = eqx.filter_jit(eqx.filter_grad(lambda nets, key: gaps(nets, key)))
+    exact = dataclasses.replace(learner, drawn=0)
+    whole = eqx.filter_grad(lambda nets, key: jnp.sum(exact.conservative_gaps(nets, sac, rows, key)))
+    key = jr.key(1)
+    assert gaps(sac.critics.nets, key) == pytest.approx(
+        float(jnp.sum(exact.conservative_gaps(sac.critics.nets, sac, rows, key))), rel=1e-5
+    )
+    flat = lambda tree: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])  # noqa: E731
+    found, expected = flat(grads(sac.critics.nets, key)), flat(whole(sac.critics.nets, key))
+    cosine = jnp.vdot(found, expected) / (jnp.linalg.norm(found) * jnp.linalg.norm(expected))
+    assert cosine > (0.9999 if drawn == 0 else 0.7)
+
+
+def test_an_annealed_policy_slows_down_along_a_cosine_and_its_values_do_not():
+    data = worlds.ragged()
+
+    def moves(anneal):
+        learner = IQL(hidden=(8,), batch_size=8, anneal=anneal)
+        state, rows = learner.init(data, jr.key(0)), learner.prepare(data)
+        update, far = eqx.filter_jit(learner.update), []
+        for number in range(5):
+            new, _ = update(state, learner.batch(rows, state, jr.key(number)), jr.key(0))
+            steps = jax.tree.map(
+                lambda a, b: jnp.abs(a - b).max(), (new.policy.net, new.value), (state.policy.net, state.value)
+            )
+            far.append([max(float(x) for x in jax.tree.leaves(eqx.filter(s, eqx.is_array))) for s in steps])
+            state = new
+        return np.array(far)
+
+    constant, slower = moves(0.0), moves(4.0)
+    # Adam's first step is the rate itself; after t of 4 updates the policy's is 0.5 (1 + cos(pi t / 4)) of its own
+    assert slower[0] == pytest.approx(constant[0], rel=1e-4)
+    assert slower[2, 0] < 0.8 * constant[2, 0]
+    assert slower[4, 0] == 0.0
+    assert constant[4, 0] > 0.0
+    np.testing.assert_allclose(slower[:, 1], constant[:, 1], rtol=1e-4)
+
+
 def test_diversity_keeps_the_critics_apart():
     data = worlds.choice().data
     rows = SAC().prepare(data)

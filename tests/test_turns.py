@@ -43,3 +43,20 @@ def test_a_planner_decides_the_same_in_turns(monkeypatch):
         found[most] = eqx.filter_jit(lambda *args: act_many(*args)[0])(planner, start_many(planner, 6), obs, keys)
     np.testing.assert_allclose(found[40], found[10**6], atol=1e-4)
     np.testing.assert_allclose(found[1], found[10**6], atol=1e-4)
+
+
+@pytest.mark.parametrize("most", [10**6, 6, 1])
+def test_a_sum_in_turns_has_the_value_and_the_gradient_of_the_whole(most, monkeypatch):
+    monkeypatch.setattr(turns, "ROWS", most)
+    heads = {"weight": jr.normal(jr.key(0), (2, 3)), "bias": jr.normal(jr.key(1), (2,))}
+    items, wanted = jr.normal(jr.key(2), (12, 3)), jnp.asarray([2.0, -0.5])
+
+    def total(heads, items):
+        return jnp.sum(jnp.sin(jnp.einsum("ni,hi->hn", items, heads["weight"]) + heads["bias"][:, None]), axis=1)
+
+    def loss(heads, sums):
+        return jnp.sum(wanted * sums(heads)) + jnp.sum(heads["bias"])
+
+    found = jax.value_and_grad(loss)(heads, lambda h: turns.sum_in_turns(total, h, 1, items))
+    expected = jax.value_and_grad(loss)(heads, lambda h: total(h, items))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), found, expected)

@@ -72,7 +72,7 @@ def draw_candidates(
     mean = jnp.mean(share, axis=0)
     drawn = jax.vmap(lambda key, p: jr.categorical(key, jnp.log(p), shape=(count,)))(keys, mean)
     taken = jnp.take_along_axis(share, drawn[None], axis=2)
-    return drawn, taken / (count * jnp.take_along_axis(mean, drawn, axis=1))
+    return drawn, taken / (count * jnp.take_along_axis(mean, drawn, axis=1)[None])
 
 
 def drawn_spread(
