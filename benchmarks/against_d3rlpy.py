@@ -31,11 +31,11 @@ def run() -> list[dict]:
     theirs = d3rlpy.dataset.MDPDataset(obs, actions, rewards, np.zeros(ROWS), ends.astype(np.float32))
     nets = d3rlpy.models.VectorEncoderFactory(HIDDEN)
     both = {"actor_encoder_factory": nets, "critic_encoder_factory": nets, "batch_size": 256}
+    sac = SAC(hidden=tuple(HIDDEN), actor_rate=1e-4, entropy_in_backup=False)
+    cql = d3rlpy.algos.CQLConfig(n_action_samples=SAMPLES, **both)
     pairs = {
-        "cql": (
-            CQL(samples=SAMPLES, sac=SAC(hidden=tuple(HIDDEN), actor_rate=1e-4, entropy_in_backup=False)),
-            d3rlpy.algos.CQLConfig(n_action_samples=SAMPLES, **both),
-        ),
+        "cql": (CQL(samples=SAMPLES, sac=sac), cql),
+        "cql, drawn 4": (CQL(samples=SAMPLES, drawn=4, sac=sac), cql),
         "iql": (IQL(hidden=tuple(HIDDEN)), d3rlpy.algos.IQLConfig(value_encoder_factory=nets, **both)),
     }
     return [compare(name, ours, config, data, theirs) for name, (ours, config) in pairs.items()]

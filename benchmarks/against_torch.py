@@ -1,11 +1,9 @@
 """RefPlan's decision beside an eager PyTorch transcription of the same (cross-library environment only).
 
-`python -m benchmarks.against_torch [--json FILE]`, both in one process on the same number of threads, in turns.
-"""
+`.venv-cross/bin/python -m benchmarks against_torch [--json FILE]`: both in one process, in turns, on as many threads.
+The transcription asks the critics; with a value net (`refplan.priors.distil`) ours does less.
 
-import argparse
-import json
-from pathlib import Path
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +14,7 @@ import torch
 from refplan.agent import start_many
 from refplan.bench.planner import ACT, OBS, decide, make_model, make_prior
 from refplan.bench.products import median_seconds
-from refplan.files import write_text
 from refplan.planners.refplan import RefPlan
-from refplan.provenance import provenance
 from refplan.types import Transition
 
 PLANS, ROUNDS = 100, 5
@@ -101,8 +97,9 @@ class TorchPlanner:
         return (weights.mean(0)[:, None] * proposals[0]).sum(0), memory
 
 
-def measure(horizon: int, latents: int, members: int) -> dict:
-    planner = RefPlan(make_prior(), make_model(members), horizon=horizon, latents=latents, plans=PLANS)
+def measure(horizon: int, latents: int, members: int, value_net: bool) -> dict:
+    settings = {"horizon": horizon, "latents": latents, "plans": PLANS}
+    planner = RefPlan(make_prior(value_net), make_model(members), **settings)
     theirs = TorchPlanner(planner)
     obs = jr.normal(jr.key(0), (1, OBS))
     step = Transition(obs, jnp.zeros((1, ACT)), jnp.zeros(1), obs, jnp.zeros(1, bool))
@@ -117,25 +114,13 @@ def measure(horizon: int, latents: int, members: int) -> dict:
             for _ in range(ROUNDS)
         ]
     )
-    ours, other = np.median(pairs, axis=0)
+    ours, other = 1e3 * np.median(pairs, axis=0)
     return {
-        "what": "act refplan", "plans": PLANS, "horizon": horizon, "latents": latents, "members": members,
-        "refplan_ms": 1e3 * ours, "torch_ms": 1e3 * other, "speedup": float(np.median(pairs[:, 1] / pairs[:, 0])),
+        "what": "act refplan, value net" if value_net else "act refplan", **settings, "members": members,
+        "refplan_ms": float(ours), "torch_ms": float(other), "speedup": float(np.median(pairs[:, 1] / pairs[:, 0])),
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against_torch", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers and their provenance here")
-    args = parser.parse_args()
+def run() -> list[dict]:
     torch.set_num_threads(2)
-    rows = [measure(*shape) for shape in ((2, 4, 5), (4, 4, 14), (4, 16, 14))]
-    for row in rows:
-        print(row)
-    if args.json:
-        about = {"torch": torch.__version__, **provenance()}
-        write_text(Path(args.json), json.dumps({"rows": rows, **about}, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return [measure(*shape, value_net) for value_net in (False, True) for shape in ((2, 4, 5), (4, 4, 14), (4, 16, 14))]
