@@ -77,6 +77,16 @@ def test_temperature_moves_towards_the_target_entropy():
     assert temperature_loss(jnp.asarray(2.0), array(3, 3), target_entropy) == pytest.approx(-2)
 
 
+def test_cloning_loss_by_hand():
+    action, logged = jnp.asarray([[1.0, 0.0], [0.0, 0.0]]), jnp.asarray([[0.0, 0.0], [0.0, 2.0]])
+    # mean |Q| = 3, mean square (1 + 4) / 4
+    assert losses.cloning_loss(action, logged, array(-2, 4)) == pytest.approx(3.75)
+    # only the actions are pulled, not Q: d/da = 3 * 2 (a - a_data) / 4
+    to_action, to_q = jax.grad(losses.cloning_loss, (0, 2))(action, logged, array(-2, 4))
+    np.testing.assert_allclose(to_action, [[1.5, 0.0], [0.0, -3.0]])
+    np.testing.assert_array_equal(to_q, 0.0)
+
+
 def test_conservative_gap_by_hand():
     candidates = jnp.log(jnp.asarray([[[1.0, 3.0]], [[2.0, 2.0]]]))  # two critics, one state, two actions
     log_density = jnp.log(jnp.asarray([[0.5, 1.0]]))

@@ -126,6 +126,13 @@ def test_a_kind_of_data_may_need_more_than_the_preset():
     assert load_preset("cql", "paper", "halfcheetah-full-replay").steps == 1_000_000
 
 
+def test_cql_is_drawn_to_the_data_where_two_kinds_of_policy_made_it():
+    mixed, usual = (load_preset("cql", "cpu", f"walker2d-{kind}-v2") for kind in ("medium-expert", "medium-replay"))
+    assert (float(mixed.learner.sac.cloning), float(usual.learner.sac.cloning)) == (2.0, 0.0)
+    assert float(load_preset("cql", "paper", "walker2d-medium-expert-v2").learner.sac.cloning) == 0.0
+    assert mixed.steps == usual.steps == 20_000
+
+
 @pytest.mark.parametrize("method", PRIORS)
 def test_every_preset_builds_says_its_source_and_holds_only_differences(method):
     assert preset_names(method) == ["cpu", "paper"]

@@ -204,6 +204,14 @@ def test_the_lagrange_multiplier_grows_while_the_gap_is_too_large(gap, direction
     assert np.sign(np.diff(multipliers)).tolist() == [direction, direction]
 
 
+def test_cloning_draws_the_policy_to_the_logged_actions(choosers):
+    def distance(prior) -> float:
+        action, _ = prior.act(prior.start(), jnp.zeros(1), jr.key(0))
+        return float(np.abs(action - worlds.choice().data.actions.mean(axis=0)).max())
+
+    assert distance(solve("sac", worlds.choice(), cloning=100.0)) < 0.3 * distance(choosers["sac"])
+
+
 def test_the_temperature_lowers_entropy_to_its_target():
     # a uniform policy on [-1, 1]^2 has entropy 2 log 2 = 1.4, the target is -2: alpha must fall
     rows = []

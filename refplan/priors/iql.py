@@ -44,10 +44,10 @@ class IQL(AbstractLearner):
     """V by expectile regression on Q, Q by TD on V, the policy by advantage-weighted likelihood.
 
     Departures from the paper: the policy's standard deviation depends on the state (IQL: one per action), no dropout,
-    no learning-rate schedule, one Adam for all three networks (they share a rate and no gradients), all three moved
-    from the same values (IQL: Q and the policy see V after its step), observations normalised. IQL's code rescales
-    locomotion rewards so that returns span 1000; `rescale` scales `beta` instead, which weighs actions alike and keeps
-    V in the units of the reward, as planners need it.
+    the policy's rate constant unless `anneal` is given, one Adam for all three networks (they share a rate and no
+    gradients), all three moved from the same values (IQL: Q and the policy see V after its step), observations
+    normalised. IQL's code rescales locomotion rewards so that returns span 1000; `rescale` scales `beta` instead, which
+    weighs actions alike and keeps V in the units of the reward, as planners need it.
     """
 
     hidden: tuple[int, ...] = eqx.field(static=True, default=(256, 256))

@@ -32,6 +32,13 @@ def actor_loss(log_prob: Float[Array, " batch"], q: Float[Array, " batch"], alph
     return jnp.mean(alpha * log_prob - q)
 
 
+def cloning_loss(
+    action: Float[Array, "batch act"], logged: Float[Array, "batch act"], q: Float[Array, " batch"]
+) -> Scalar:
+    """mean |Q| * mean (a - a_data)^2: TD3+BC's pull to the data, in units of Q (its alpha 2.5 is a weight of 0.4)."""
+    return jax.lax.stop_gradient(jnp.mean(jnp.abs(q))) * jnp.mean((action - logged) ** 2)
+
+
 def temperature_loss(log_alpha: Scalar, log_prob: Float[Array, " batch"], target_entropy: Scalar | float) -> Scalar:
     """-log alpha * mean (log pi + target entropy): raises alpha while the entropy is below its target."""
     return -log_alpha * jnp.mean(log_prob + target_entropy)

@@ -23,7 +23,7 @@ from refplan.priors.actor_critic import (
     sample_actions,
     unit_box,
 )
-from refplan.priors.losses import actor_loss, critic_loss, td_target, temperature_loss
+from refplan.priors.losses import actor_loss, cloning_loss, critic_loss, td_target, temperature_loss
 from refplan.priors.policy import GaussianPolicy
 from refplan.types import Action, Key, Metrics, Scalar, Transition
 
@@ -64,6 +64,8 @@ class SAC(AbstractLearner):
     tau: Scalar = eqx.field(converter=jnp.asarray, default=0.005)
     entropy_in_backup: bool = eqx.field(static=True, default=True)
     normalise: bool = eqx.field(static=True, default=False)
+    # How much the policy is also drawn to the logged actions (see `cloning_loss`); 0: not at all, as in SAC.
+    cloning: Scalar = eqx.field(converter=jnp.asarray, default=0.0)
 
     def prepare(self, data: Dataset) -> Transition:
         """All rows, actions in [-1, 1]."""
@@ -108,7 +110,7 @@ class SAC(AbstractLearner):
         """The update with something added to the critics' loss: how CQL, EDAC and COMBO differ from SAC."""
         key_critic, key_actor = jr.split(key)
         state, critic_metrics = self._critic_step(state, batch, key_critic, penalty)
-        state, actor_metrics = self._actor_step(state, batch.obs, key_actor)
+        state, actor_metrics = self._actor_step(state, batch, key_actor)
         return state, {**critic_metrics, **actor_metrics}
 
     def target(self, state: SACState, batch: Transition, key: Key) -> Float[Array, " batch"]:
@@ -142,13 +144,14 @@ class SAC(AbstractLearner):
         critics = eqx.tree_at(lambda c: c.nets, state.critics, nets)
         return state._replace(critics=critics, target=slow, critic_optimiser=optimiser), metrics
 
-    def _actor_step(self, state: SACState, obs: Float[Array, "batch obs"], key: Key) -> tuple[SACState, Metrics]:
-        alpha = jnp.exp(state.log_alpha)
+    def _actor_step(self, state: SACState, batch: Transition, key: Key) -> tuple[SACState, Metrics]:
+        alpha, obs = jnp.exp(state.log_alpha), batch.obs
 
         def objective(net: MLP) -> tuple[Scalar, Float[Array, " batch"]]:
             policy = eqx.tree_at(lambda p: p.net, state.policy, net)
             action, log_prob = sample_actions(policy, obs, key)
-            return actor_loss(log_prob, jnp.min(state.critics(obs, action), axis=0), alpha), log_prob
+            q = jnp.min(state.critics(obs, action), axis=0)
+            return actor_loss(log_prob, q, alpha) + self.cloning * cloning_loss(action, batch.action, q), log_prob
 
         (loss, log_prob), grads = eqx.filter_value_and_grad(objective, has_aux=True)(state.policy.net)
         updates, actor_optimiser = optax.adam(self.actor_rate).update(grads, state.actor_optimiser)
