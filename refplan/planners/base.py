@@ -213,6 +213,11 @@ class AbstractModelPlanner(AbstractPlanner):
         empty = jnp.zeros((self.horizon, *self.low.shape))
         return PlannerState(self.prior.start(), self.model.start(), empty, jnp.zeros(()))
 
+    @property
+    def rows(self) -> int:
+        """Every plan."""
+        return self.plans
+
     def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
         """Prior and model both reflect on the step."""
         prior = self.prior_here(state, transition.obs).observe(state.prior, transition)
