@@ -108,6 +108,11 @@ class Sampled(AbstractAgent):
         _, state = self.policy.act(state, obs, key_act)
         return action, state
 
+    @property
+    def rows(self) -> int:
+        """The policy's."""
+        return self.policy.rows
+
 
 def act_many(agent: AbstractAgent, state: State, obs: Any, keys: Any) -> tuple[Any, State]:
     """One decision in every episode side by side; planners take turns (see `turns.py`)."""

@@ -88,11 +88,15 @@ _COUNTS = (
 )
 
 
+# What is off at zero and has no meaning below it.
+_NOT_NEGATIVE = ("anneal", "cloning", "drawn", "penalty_states")
+
+
 def check_sizes(learner: AbstractLearner) -> None:
     """Sizes of at least 1 and rates above 0; a network of no width fails in ways that say nothing."""
     for name, value in settings_of(learner).items():
         last, values = name.rpartition(".")[2], np.ravel(value) if not isinstance(value, str) else np.zeros(0)
         if last in _COUNTS and (values < 1).any():
             raise RefplanError(f"setting '{name}' of {type(learner).__name__} must be at least 1, got {value}.")
-        if (last == "rate" or last.endswith("_rate")) and (values < 0).any():
+        if (last == "rate" or last.endswith("_rate") or last in _NOT_NEGATIVE) and (values < 0).any():
             raise RefplanError(f"setting '{name}' of {type(learner).__name__} must not be negative, got {value}.")

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-PACKAGES = ("refplan", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "minari")
+PACKAGES = ("refplan", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "minari", "torch", "d3rlpy")
 
 
 def versions() -> dict[str, str]:

@@ -12,8 +12,13 @@ ROWS = 6000
 
 
 def at_once(count: int, rows: int) -> int:
-    """How many of `count` items of `rows` rows each go into one turn: the largest divisor of `count` that fits."""
-    return max((n for n in range(1, count + 1) if count % n == 0 and n * rows <= ROWS), default=1)
+    """How many of `count` items of `rows` rows each go into one turn, at least one.
+
+    A divisor of `count` if one makes turns half as large as they may be; otherwise a remainder is left for the end.
+    """
+    most = min(max(ROWS // rows, 1), count)
+    divisor = max(n for n in range(1, most + 1) if count % n == 0)
+    return divisor if 2 * divisor > most else most
 
 
 def in_turns(function: Callable[..., Any], rows: int, *args: Any) -> Any:
@@ -36,7 +41,8 @@ def sum_in_turns(function: Callable[..., Array], heads: PyTree, rows: int, *args
     many = at_once(count, rows)
     if many == count:
         return function(heads, *args)
-    turns = jax.lax.stop_gradient(jax.tree.map(lambda x: x.reshape(count // many, many, *x.shape[1:]), args))
+    even = count - count % many
+    turns = jax.lax.stop_gradient(jax.tree.map(lambda x: x[:even].reshape(-1, many, *x.shape[1:]), args))
 
     def forward(heads: PyTree) -> tuple[Array, PyTree]:
         def turn(sums: PyTree, items: Any) -> tuple[PyTree, None]:
@@ -52,4 +58,6 @@ def sum_in_turns(function: Callable[..., Array], heads: PyTree, rows: int, *args
 
     total = jax.custom_vjp(lambda heads: forward(heads)[0])
     total.defvjp(forward, backward)
-    return total(heads)
+    if even == count:
+        return total(heads)
+    return total(heads) + function(heads, *jax.lax.stop_gradient(jax.tree.map(lambda x: x[even:], args)))

@@ -56,6 +56,7 @@ MISTAKES = {
     f"run {TINY} --planners loop --set-planner sigma=-1 --out x": "sigma of planner 'loop' must not be negative",
     f"run {TINY} --planners loop --set-planner spread=sd --out x": "unknown spread of planner 'loop' 'sd'",
     f"run {TINY} --planners loop --set-model elites=9 --out x": "elites must lie between 1 and members (7), got 9.",
+    f"fit prior {TINY} --set anneal=-1 --out x": "setting 'anneal' of IQL must not be negative, got -1.0.",
     f"fit prior {TINY} --set hidden=0 --out x": "setting 'hidden' of IQL must be at least 1, got [0].",
     f"fit prior {TINY} --set rate=-1 --out x": "setting 'rate' of IQL must not be negative, got -1.0.",
     # data that does not fit

@@ -87,6 +87,12 @@ def combo():
     return learner, learner.cql.sac.init(data, jr.key(0)), rows
 
 
+def test_a_learner_that_imagines_is_not_drawn_to_its_own_actions():
+    learner = MOPO(tiny_ensemble(), sac=SAC(hidden=(8,), batch_size=8, cloning=0.4))
+    with pytest.raises(RefplanError, match="MOPO cannot be drawn to logged actions"):
+        learner.prepare(worlds.ragged())
+
+
 @eqx.filter_jit
 def gaps(learner, sac, rows, nets=None):
     return learner.gaps(sac.critics.nets if nets is None else nets, sac, rows, jr.key(3))

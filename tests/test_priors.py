@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import worlds
 
+from refplan import turns
 from refplan.errors import RefplanError
 from refplan.presets import with_settings
 from refplan.priors.bc import BC
@@ -136,23 +137,22 @@ def test_a_larger_conservative_weight_lowers_values_of_unseen_actions():
     np.testing.assert_allclose(action, worlds.to_box(np.array([0.5, 0.5])), atol=0.5)
 
 
-@pytest.mark.parametrize("drawn", [0, 2])
-def test_the_conservative_penalty_lowers_unseen_actions_with_all_or_drawn_candidates(drawn):
+@pytest.mark.parametrize(("drawn", "likeness"), [(0, 0.9999), (2, 0.7)])
+def test_the_penalty_in_turns_or_of_drawn_actions_is_that_of_the_whole(drawn, likeness, monkeypatch):
     data = worlds.ragged()
-    learner = CQL(samples=2, drawn=drawn, sac=SAC(hidden=(8,), batch_size=8))
-    sac, rows = learner.init(data, jr.key(0)).sac, jax.tree.map(lambda x: x[:8], learner.prepare(data))
-    gaps = eqx.filter_jit(lambda nets, key: jnp.sum(learner.conservative_gaps(nets, sac, rows, key)))
-    grads = eqx.filter_jit(eqx.filter_grad(lambda nets, key: gaps(nets, key)))
-    exact = dataclasses.replace(learner, drawn=0)
-    whole = eqx.filter_grad(lambda nets, key: jnp.sum(exact.conservative_gaps(nets, sac, rows, key)))
-    key = jr.key(1)
-    assert gaps(sac.critics.nets, key) == pytest.approx(
-        float(jnp.sum(exact.conservative_gaps(sac.critics.nets, sac, rows, key))), rel=1e-5
-    )
-    flat = lambda tree: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])  # noqa: E731
-    found, expected = flat(grads(sac.critics.nets, key)), flat(whole(sac.critics.nets, key))
-    cosine = jnp.vdot(found, expected) / (jnp.linalg.norm(found) * jnp.linalg.norm(expected))
-    assert cosine > (0.9999 if drawn == 0 else 0.7)
+    whole = CQL(samples=2, sac=SAC(hidden=(8,), batch_size=8))
+    sac, rows = whole.init(data, jr.key(0)).sac, jax.tree.map(lambda x: x[:8], whole.prepare(data))
+
+    def penalty(learner):
+        loss = lambda nets: jnp.sum(learner.conservative_gaps(nets, sac, rows, jr.key(1)))  # noqa: E731
+        value, grads = eqx.filter_jit(eqx.filter_value_and_grad(loss))(sac.critics.nets)
+        return float(value), jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(grads)])
+
+    expected, exact = penalty(whole)
+    monkeypatch.setattr(turns, "ROWS", 36)  # three states of twelve rows, and two left over
+    value, found = penalty(dataclasses.replace(whole, drawn=drawn))
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert jnp.vdot(found, exact) > likeness * jnp.linalg.norm(found) * jnp.linalg.norm(exact)
 
 
 def test_an_annealed_policy_slows_down_along_a_cosine_and_its_values_do_not():

@@ -110,6 +110,11 @@ class AbstractPlanner(AbstractPrior):
         }
         check_values(type(self).__name__, values)
 
+    @property
+    def rows(self) -> int:
+        """Every plan."""
+        return self.plans
+
     @abstractmethod
     def start(self) -> PlannerState:
         """Nothing seen yet."""
@@ -213,11 +218,6 @@ class AbstractModelPlanner(AbstractPlanner):
         empty = jnp.zeros((self.horizon, *self.low.shape))
         return PlannerState(self.prior.start(), self.model.start(), empty, jnp.zeros(()))
 
-    @property
-    def rows(self) -> int:
-        """Every plan."""
-        return self.plans
-
     def observe(self, state: PlannerState, transition: Transition) -> PlannerState:
         """Prior and model both reflect on the step."""
         prior = self.prior_here(state, transition.obs).observe(state.prior, transition)
@@ -283,7 +283,7 @@ class AbstractShootingPlanner(AbstractModelPlanner):
     @property
     def rows(self) -> int:
         """Every plan under every member, in as many worlds as are scored at once."""
-        each = self.plans * (self.members or self.model.members)
+        each = self.plans * min(self.members or self.model.members, self.model.members)
         return each * at_once(self.world_count, each)
 
     def evaluate(

@@ -106,7 +106,7 @@ class CQL(AbstractLearner):
         def spread(arrays: MLP, *states: Any) -> Float[Array, " critic"]:
             return self.spread(eqx.tree_at(lambda c: c.nets, sac.critics, eqx.combine(arrays, rest)), *states)
 
-        keys = jr.split(jr.fold_in(key, 1), len(actions))
+        keys = jr.split(jr.fold_in(key, 3), len(actions))  # 0 to 2 are the keys of the candidates
         rows = actions.shape[1] * self.sac.critics
         total = sum_in_turns(spread, arrays, rows, pushed.obs, actions, log_density, keys)
         critics = eqx.tree_at(lambda c: c.nets, sac.critics, nets)

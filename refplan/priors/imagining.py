@@ -21,6 +21,7 @@ from refplan.logs import Row
 from refplan.priors.actor_critic import prepare_rows
 from refplan.priors.imagine import DOUBTS, Bounds, Ring, Rollouts, Start, draw, imagine, make_ring, put, states_along
 from refplan.priors.policy import to_unit
+from refplan.settings import settings_of
 from refplan.types import Action, Key, Metrics, Scalar, State, Transition
 
 FAR = 10.0  # Q this many times beyond what rewards can add up to has diverged
@@ -194,6 +195,11 @@ class AbstractImaginingLearner(AbstractWatchedLearner):
 
     def prepare(self, data: Dataset) -> Logged:
         """All rows with the model's beliefs."""
+        if any(name.endswith("cloning") and value != 0 for name, value in settings_of(self).items()):
+            raise RefplanError(
+                f"{type(self).__name__} cannot be drawn to logged actions (cloning): most of its actions are imagined, "
+                "its own of a moment ago. Leave cloning at 0, or use CQL or EDAC."
+            )
         return look_up(self.world, data)
 
     def batch(self, source: Logged, state: Any, key: Key) -> Logged:
