@@ -40,6 +40,7 @@ def make_preset(learner: AbstractLearner, table: dict[str, Any], name: str, pres
     settings |= {"epochs": chosen["epochs"]} if "epochs" in chosen else {}
     notes = [f"{name}, preset '{preset}': {chosen['source']}"]
     for_kind = chosen.get("kinds", {}).get(kind, {})
+    for_kind = for_kind if robot in for_kind.get("robots", [robot]) else {}
     settings |= for_kind.get("settings", {})
     notes += [f"For {kind}: {for_kind['source']}"] if for_kind else []
     if per_data and f"{robot}-{kind}" not in per_data:
