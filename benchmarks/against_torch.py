@@ -2,7 +2,6 @@
 
 `.venv-cross/bin/python -m benchmarks against_torch [--json FILE]`: both in one process, in turns, on as many threads.
 The transcription asks the critics; with a value net (`refplan.priors.distil`) ours does less.
-
 """
 
 import jax
