@@ -54,6 +54,7 @@ MISTAKES = {
     f"run {TINY} --planners loop --set-planner horizon=0 --out x": "horizon of planner 'loop' must be at least 1",
     f"run {TINY} --planners loop --set-planner effective=20 --out x": "effective of planner 'loop' is a share",
     f"run {TINY} --planners loop --set-planner sigma=-1 --out x": "sigma of planner 'loop' must not be negative",
+    f"run {TINY} --planners loop --set-planner shortlist=-1 --out x": "shortlist of planner 'loop' must not be negative",
     f"run {TINY} --planners loop --set-planner spread=sd --out x": "unknown spread of planner 'loop' 'sd'",
     f"run {TINY} --planners loop --set-model elites=9 --out x": "elites must lie between 1 and members (7), got 9.",
     f"fit prior {TINY} --set anneal=-1 --out x": "setting 'anneal' of IQL must not be negative, got -1.0.",

@@ -107,6 +107,35 @@ def test_identical_latents_equal_one_latent_and_a_constant_latent_equals_loop():
     assert np.allclose(make_plan(planner(LOOP)).action, one.action, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", (LOOP, RefPlan))
+def test_a_shortlist_scores_the_plans_that_look_best_and_forgets_the_others(kind):
+    model = LinearModel(gains=(0.0, 0.4, -0.3, 0.1))
+    whole, short = make_plan(planner(kind, model)), make_plan(planner(kind, model, shortlist=10))
+    listed = np.isfinite(np.asarray(short.scores[0]))
+    assert listed.sum() == 10 and np.asarray(short.weights)[:, ~listed].sum() == 0
+    assert np.allclose(short.proposals, whole.proposals, atol=1e-6)
+    assert np.allclose(short.scores[:, listed], whole.scores[:, listed], atol=1e-5)
+    glance = np.asarray(whole.returns[0, :, :2].mean(axis=1))
+    assert glance[listed].min() >= glance[~listed].max(), "the first two members' best"
+    hard = [make_plan(planner(kind, model, shortlist=n, kappa=1e6)).action for n in (0, 10)]
+    assert np.allclose(*hard, atol=1e-5), "the best of all is among them here"
+    assert np.array_equal(make_plan(planner(kind, model, shortlist=40)).action, whole.action)
+
+
+def test_anchored_at_the_prior_a_shortlist_is_held_against_all_proposals():
+    plan = make_plan(planner(LOOP, shortlist=10, anchor="prior", sigma=0.01))
+    own = bad_prior().act((), OBS, jr.key(0))[0]
+    weighted = np.einsum("wn,na->a", plan.weights, plan.proposals[:, 0]) / len(plan.weights)
+    assert np.allclose(plan.action, own + weighted - plan.proposals[:, 0].mean(0), atol=1e-5)
+
+
+def test_a_glance_that_is_not_finite_comes_last():
+    agent = planner(LOOP, shortlist=10)
+    plans = jr.normal(jr.key(1), (40, 3, 1)).at[:25].set(jnp.inf)
+    looks = np.asarray(agent.glance(agent.start(), OBS, plans))
+    assert np.all(looks[:25] == -np.inf) and np.isfinite(looks[25:]).all()
+
+
 def test_permuting_members_changes_nothing():
     gains = (0.0, 0.4, -0.3, 0.1)
     plans = jr.normal(jr.key(1), (20, 3, 1))
@@ -115,7 +144,7 @@ def test_permuting_members_changes_nothing():
     assert np.allclose(a[..., ::-1], b, atol=1e-5)
     assert not np.allclose(a, b, atol=1e-3)
     actions = [
-        agent.decide(Considered(plans, r, r.mean(2) - 0.7 * r.std(2)), OBS[:1], jr.key(0)).action
+        agent.decide(Considered(plans, r, r.mean(2) - 0.7 * r.std(2), jnp.ones(20, bool)), OBS[:1], jr.key(0)).action
         for agent, r in zip(agents, (a, b), strict=True)
     ]
     assert np.allclose(*actions, atol=1e-6)

@@ -116,5 +116,7 @@ def judge_plans(
         earned = np.asarray(true_returns(prior, truth, rows(plan.proposals), plan.proposals, gamma, steps)[0])
         decided = np.asarray(true_returns(prior, truth, rows(single), single, gamma, steps)[0])
         scores = np.asarray(plan.scores.mean(axis=0), np.float64)
+        scored = np.isfinite(scores)  # a shortlist leaves plans out
+        scores, earned = scores[scored], earned[scored]
         found.append((spearman(scores, earned), scores.std(), earned.std(), decided[0] - decided[1]))
     return Judgement(*(np.asarray(column, np.float64) for column in zip(*found, strict=True)))

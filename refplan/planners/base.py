@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from refplan.agent import AbstractPrior, prior_bound
-from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief, Hypothesis
+from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief
 from refplan.errors import RefplanError, unknown_name
 from refplan.planners.core import (
     Mixing,
@@ -23,12 +23,9 @@ from refplan.planners.core import (
     effective_count,
     kappa_for,
     propose,
-    score,
     usable,
     weigh,
 )
-from refplan.risk import conditional_value_at_risk, mean_minus_std, mean_minus_variance
-from refplan.turns import at_once, in_turns
 from refplan.types import Action, Key, Obs, Scalar, State, Transition
 
 # What the settings that are words may say.
@@ -43,7 +40,7 @@ WORDS = {
 }
 COUNTS = ("plans", "horizon", "latents", "repeats")
 SHARES = ("effective", "share", "mixing", "discount")  # between 0 and 1
-NOT_NEGATIVE = ("kappa", "sigma", "width")
+NOT_NEGATIVE = ("kappa", "sigma", "width", "shortlist")
 
 
 def check_values(planner: str, values: Mapping[str, Any]) -> None:
@@ -71,11 +68,12 @@ class PlannerState(NamedTuple):
 
 
 class Considered(NamedTuple):
-    """Proposals and what they would earn in every world under every member."""
+    """Proposals and what they would earn in every world under every member; minus infinity where none was asked for."""
 
     proposals: Float[Array, "plan horizon act"]
     returns: Float[Array, "world plan member"]
     scores: Float[Array, "world plan"]
+    sound: Bool[Array, " plan"]  # what could be imagined, scored or not
 
 
 class AbstractPlanner(AbstractPrior):
@@ -166,7 +164,7 @@ class AbstractPlanner(AbstractPrior):
 
     def decide(self, considered: Considered, own: Action, key: Key) -> Plan:
         """Weigh the plans in every world (eq. 9) and average over worlds (eq. 14); `own` is the way out."""
-        proposals, returns, scores = considered
+        proposals, returns, scores, sound = considered
         wanted = jnp.maximum(self.effective * self.plans, 1.0)
         kappa = jax.vmap(lambda s: jnp.where(self.effective > 0, kappa_for(s, wanted), self.kappa))(scores)
         weights = jax.vmap(weigh)(scores, kappa)
@@ -177,7 +175,7 @@ class AbstractPlanner(AbstractPrior):
         if self.choice == "resample":
             mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
         if self.anchor == "prior":
-            mean_plan = around_own(mean_plan, proposals, jnp.isfinite(scores).any(axis=0), own)
+            mean_plan = around_own(mean_plan, proposals, sound, own)
             mean_plan = jnp.clip(mean_plan, self.low[None], self.high[None])
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
@@ -242,60 +240,3 @@ class AbstractModelPlanner(AbstractPlanner):
         centre = self.model.centre(state.belief, obs)
         mixing = Mixing(last, self.mixing * state.known)
         return propose(self.prior.under(centre), self.model, state.prior, centre, obs, key, mixing=mixing, **options)
-
-
-class AbstractShootingPlanner(AbstractModelPlanner):
-    """Propose with the prior, score every plan in every world under every member, weigh, execute the first action.
-
-    LOOP and RefPlan differ only in `worlds`: which hypotheses plans are scored under.
-    """
-
-    penalty: Scalar = eqx.field(converter=jnp.asarray, default=0.1, kw_only=True)
-    spread: str = eqx.field(static=True, default="std", kw_only=True)
-    propagation: str = eqx.field(static=True, default="mean", kw_only=True)
-    members: int = eqx.field(static=True, default=0, kw_only=True)  # how many elites score; 0: all
-    # "weights": plans are weighed in every world, weights averaged (the paper). "scores": scores are joined over worlds
-    # first, by the mean of the worst `share` of them (1: the plain mean), and weighed once.
-    across: str = eqx.field(static=True, default="weights", kw_only=True)
-    share: Scalar = eqx.field(converter=jnp.asarray, default=1.0, kw_only=True)
-
-    @abstractmethod
-    def worlds(self, belief: Belief, obs: Obs, key: Key) -> Hypothesis:
-        """The hypotheses to score under, stacked on a leading axis."""
-
-    @property
-    @abstractmethod
-    def world_count(self) -> int:
-        """How many there are."""
-
-    def consider(self, state: PlannerState, obs: Obs, key: Key) -> Considered:
-        """Lines 5 to 14 of Algorithm 2."""
-        key_propose, key_worlds, key_score = jr.split(key, 3)
-        proposals = self.imagine(state, obs, key_propose).actions
-        worlds = self.worlds(state.belief, obs, key_worlds)
-        returns = self.evaluate(state.prior, worlds, obs, proposals, key_score)
-        risk = mean_minus_std if self.spread == "std" else mean_minus_variance
-        scores = risk(returns, self.penalty, 2)
-        if self.across == "scores":
-            scores = conditional_value_at_risk(scores, self.share, 0)[None]
-        return Considered(proposals, returns, scores)
-
-    @property
-    def rows(self) -> int:
-        """Every plan under every member, in as many worlds as are scored at once."""
-        each = self.plans * min(self.members or self.model.members, self.model.members)
-        return each * at_once(self.world_count, each)
-
-    def evaluate(
-        self, prior_state: State, worlds: Hypothesis, obs: Obs, proposals: Float[Array, "plan horizon act"], key: Key
-    ) -> Float[Array, "world plan member"]:
-        """What every plan earns in every world under every member."""
-        model = self.model.best(self.members) if self.members else self.model
-        options: dict[str, Any] = {"discount": self.discount, "propagation": self.propagation}
-        options["terminal"] = self.value_at_end == "prior"
-
-        def one(world: Hypothesis, key: Key) -> Float[Array, "plan member"]:
-            return score(self.prior.under(world), model, prior_state, world, obs, proposals, key, **options)
-
-        rows = self.plans * model.members
-        return in_turns(one, rows, worlds, jr.split(key, self.world_count))

@@ -46,4 +46,5 @@ class CriticChoice(AbstractPlanner):
             return noisy, critics(obs, noisy)
 
         actions, values = jax.vmap(one)(jr.split(key, self.plans))
-        return Considered(actions[:, None], values[None], jnp.min(values, axis=1)[None])
+        scores = jnp.min(values, axis=1)
+        return Considered(actions[:, None], values[None], scores[None], jnp.isfinite(scores))

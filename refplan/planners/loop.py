@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from refplan.dynamics.base import Belief, Hypothesis
-from refplan.planners.base import AbstractShootingPlanner
+from refplan.planners.shooting import AbstractShootingPlanner
 from refplan.types import Key, Obs
 
 

@@ -34,4 +34,4 @@ class MPPI(AbstractModelPlanner):
         if self.value_at_end == "prior":
             value: Float[Array, " plan"] = jax.vmap(self.prior_here(state, obs).value)(imagined.states, imagined.obs)
             returns = returns + self.discount**self.horizon * jnp.where(imagined.alive, value, 0.0)
-        return Considered(imagined.actions, returns[None, :, None], returns[None])
+        return Considered(imagined.actions, returns[None, :, None], returns[None], jnp.isfinite(returns))
