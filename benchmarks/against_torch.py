@@ -1,7 +1,8 @@
 """RefPlan's decision beside an eager PyTorch transcription of the same (cross-library environment only).
 
 `.venv-cross/bin/python -m benchmarks against_torch [--json FILE]`: both in one process, in turns, on as many threads.
-The transcription asks the critics; with a value net (`refplan.priors.distil`) ours does less.
+The transcription asks the critics and scores every plan; with a value net (`refplan.priors.distil`) and a shortlist
+ours does less.
 """
 
 import jax
@@ -17,6 +18,8 @@ from refplan.planners.refplan import RefPlan
 from refplan.types import Transition
 
 PLANS, ROUNDS = 100, 5
+SHAPES = ((2, 4, 5), (4, 4, 14), (4, 16, 14))  # horizon, latents, members
+OURS = {"act refplan": (False, 0), "value net": (True, 0), "shortlist": (False, 30), "value net, shortlist": (True, 30)}
 
 
 class TorchPlanner:
@@ -96,8 +99,9 @@ class TorchPlanner:
         return (weights.mean(0)[:, None] * proposals[0]).sum(0), memory
 
 
-def measure(horizon: int, latents: int, members: int, value_net: bool) -> dict:
-    settings = {"horizon": horizon, "latents": latents, "plans": PLANS}
+def measure(name: str, horizon: int, latents: int, members: int) -> dict:
+    value_net, shortlist = OURS[name]
+    settings = {"horizon": horizon, "latents": latents, "plans": PLANS, "shortlist": shortlist}
     planner = RefPlan(make_prior(value_net), make_model(members), **settings)
     theirs = TorchPlanner(planner)
     obs = jr.normal(jr.key(0), (1, OBS))
@@ -115,11 +119,11 @@ def measure(horizon: int, latents: int, members: int, value_net: bool) -> dict:
     )
     ours, other = 1e3 * np.median(pairs, axis=0)
     return {
-        "what": "act refplan, value net" if value_net else "act refplan", **settings, "members": members,
+        "what": name, **settings, "members": members,
         "refplan_ms": float(ours), "torch_ms": float(other), "speedup": float(np.median(pairs[:, 1] / pairs[:, 0])),
     }  # fmt: skip
 
 
 def run() -> list[dict]:
     torch.set_num_threads(2)
-    return [measure(*shape, value_net) for value_net in (False, True) for shape in ((2, 4, 5), (4, 4, 14), (4, 16, 14))]
+    return [measure(name, *shape) for name in OURS for shape in SHAPES]

@@ -12,7 +12,7 @@ skewed runs it can even lie outside.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -133,6 +133,28 @@ def mean_interval(values: Numbers, *, reps: int = 10_000, level: float = 0.95, s
             f"mean_interval needs a list of numbers, got shape {array.shape}. For runs x tasks: interval."
         )
     return interval(array[:, None], mean, reps=reps, level=level, seed=seed)
+
+
+def nested_interval(groups: Sequence[Numbers], *, reps: int = 10_000, level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean over groups (training seeds) of the means of their numbers (episodes), resampled on both levels.
+
+    Episodes of one training are alike: to draw them as if each were a training of its own gives intervals that another
+    training falls out of. With one group it is `mean_interval`.
+    """
+    if not len(groups):
+        raise RefplanError("no scores given: nested_interval needs at least one group of numbers.")
+    if len(groups) == 1:
+        return mean_interval(groups[0], reps=reps, level=level, seed=seed)
+    generator = np.random.default_rng(seed)
+    arrays = [_numbers(group).ravel() for group in groups]
+    drawn = generator.integers(len(arrays), size=(reps, len(arrays)))
+    means = np.empty(drawn.shape)
+    for number, array in enumerate(arrays):
+        places = drawn == number
+        means[places] = array[generator.integers(len(array), size=(places.sum(), len(array)))].mean(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means.mean(axis=1), [tail, 1 - tail])
+    return Interval(float(np.mean([array.mean() for array in arrays])), float(low), float(high))
 
 
 def improvement_interval(x: Numbers, y: Numbers, *, reps: int = 50_000, level: float = 0.95, seed: int = 0) -> Interval:

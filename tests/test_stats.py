@@ -216,6 +216,19 @@ def test_one_run_has_no_width_but_tasks_can_be_resampled():
     assert over_tasks.low < over_tasks.value < over_tasks.high
 
 
+def test_episodes_of_one_training_do_not_stand_for_other_trainings():
+    low, high = np.linspace(-0.1, 0.1, 10), np.linspace(9.9, 10.1, 10)
+    pooled, nested = stats.mean_interval([*low, *high]), stats.nested_interval([low, high])
+    assert nested.value == pytest.approx(pooled.value) == 5.0
+    assert nested.low == pytest.approx(0.0, abs=0.1) and nested.high == pytest.approx(10.0, abs=0.1)
+    assert pooled.low > 2.0 and pooled.high < 8.0
+    assert stats.nested_interval([low]) == stats.mean_interval(low), "one training: over its episodes"
+    alike = stats.nested_interval([low, low, low])
+    assert 0.5 < (alike.high - alike.low) / (stats.mean_interval(low).high - stats.mean_interval(low).low) < 0.8
+    uneven = stats.nested_interval([[0.0], [1.0, 1.0, 1.0]])
+    assert uneven.value == 0.5, "every training counts once"
+
+
 def test_more_runs_narrow_the_interval():
     generator = np.random.default_rng(1)
     few, many = (stats.mean_interval(generator.normal(size=size)) for size in (20, 2_000))
@@ -258,6 +271,8 @@ def test_fifty_thousand_resamples_are_quick():
         (lambda: stats.interval(np.zeros((3, 2)), stats.mean, level=95.0), r"level=95.0"),
         (lambda: stats.mean_interval([[1.0]]), r"list of numbers"),
         (lambda: stats.mean_interval([]), r"no scores"),
+        (lambda: stats.nested_interval([]), r"at least one group"),
+        (lambda: stats.nested_interval([[1.0], []]), r"no scores"),
         (lambda: stats.improvement_interval(np.zeros((3, 2)), np.zeros((3, 4))), r"2 tasks and y has 4"),
         (lambda: stats.performance_profile(np.zeros((3, 2)), [[0.5]]), r"list of thresholds"),
         (lambda: stats.normalised_score(1.0, 5.0, 5.0), r"ref_min < ref_max"),

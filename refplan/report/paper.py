@@ -10,7 +10,7 @@ from refplan.experiments.recipes import Recipe, Table, published
 from refplan.report.charts import number
 from refplan.report.gain import score_slope
 from refplan.report.html import UNKNOWN
-from refplan.stats import STATISTICS, Interval, improvement_interval, interval, mean_interval
+from refplan.stats import STATISTICS, Interval, improvement_interval, interval, mean_interval, nested_interval
 
 Rows = Sequence[dict[str, Any]]
 
@@ -24,11 +24,11 @@ class Shown(NamedTuple):
 
 
 def measured(rows: Rows, value: str) -> Interval | None:
-    """A number from all rows of one cell of a table: episodes of all seeds together, or the mean of plain numbers."""
+    """A number from all rows of one cell of a table: over seeds and their episodes, or the mean of plain numbers."""
     if not rows:
         return None
     if value in ("return", "score") and all(row.get("returns") for row in rows):
-        return mean_interval(np.concatenate([_episodes(row, value) for row in rows]))
+        return nested_interval([_episodes(row, value) for row in rows])
     known = [float(row[value]) for row in rows if str(row.get(value, "")) not in ("", "None")]
     return mean_interval(np.array(known)) if known else None
 

@@ -39,7 +39,7 @@ def markdown(recipe: Recipe, tables: list[Shown], note: str, has_figure: bool) -
     parts = [
         f"# {recipe.title}",
         recipe.about,
-        f"*{note}.* Brackets: 95 % bootstrap intervals over episodes and seeds.",
+        f"*{note}.* Brackets: 95 % bootstrap intervals, drawn over seeds and over the episodes of each.",
     ]
     for each in tables:
         head = f"| {' | '.join(each.headings)} |\n|{' --- |' * len(each.headings)}"
