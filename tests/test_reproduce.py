@@ -174,6 +174,8 @@ def test_a_cell_is_known_by_all_it_depends_on(names_only, tmp_path):
     )
     more = build(names_only, "rq4", seeds="3")
     assert set(before.cells) < set(more.cells), "another seed adds to what is there"
+    third = build(names_only, "rq4", seeds="1", first_seed="2")
+    assert set(third.cells) == set(more.cells) - set(before.cells), "and can be asked for alone"
     shutil.copytree(names_only.folder, tmp_path / "other")
     (tmp_path / "other" / "halfcheetah-full-replay.hdf5").write_text("other rows")
     assert not set(build(Shelf(tmp_path / "other"), "rq4").cells) & set(before.cells)
@@ -450,7 +452,7 @@ def test_the_papers_aggregates_are_of_the_same_tasks():
     assert line[3:] == [f"{(73.9 + 1.1) / 2:.1f}", f"{(85.1 + 1.2) / 2:.1f}"]
 
 
-def test_episodes_of_all_seeds_are_pooled():
+def test_seeds_and_their_episodes_give_one_number():
     returns = [json.dumps([1000.0, 1200.0]), json.dumps([1400.0, 1600.0])]
     scores = [100 * (r + 20.272305) / (3234.3 + 20.272305) for r in (1100.0, 1500.0)]
     rows = [row("prior", s, n, returns=r) for n, (s, r) in enumerate(zip(scores, returns, strict=True))]

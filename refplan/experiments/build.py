@@ -49,8 +49,9 @@ class Builder:
 
     def _grid(self) -> Any:
         s = self.scale
+        seeds = range(s.first_seed, s.first_seed + s.seeds)
         # Seeds last to vary, so that a sweep that is stopped early has something of everything.
-        return itertools.product(range(s.seeds), s.robots, s.kinds, s.sizes or (0,), s.priors)
+        return itertools.product(seeds, s.robots, s.kinds, s.sizes or (0,), s.priors)
 
     def _labels(self, robot: str, kind: str, prior: str, seed: int, **more: Any) -> dict[str, Any]:
         about = {"experiment": self.recipe.name, "scale": self.scale_name, "robot": robot, "kind": kind}
