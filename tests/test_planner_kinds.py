@@ -149,6 +149,9 @@ def test_scores_joined_over_worlds_are_between_the_worst_and_the_mean():
     assert np.allclose(mean, each.scores.mean(0), atol=1e-4)
     assert np.allclose(worst, each.scores.min(0), atol=1e-4)
     assert (careful <= mean + 1e-5).all() and (worst <= careful + 1e-5).all()
+    short = plan_of(RefPlan(prior(), model, latents=4, across="scores", shortlist=3, **SMALL))[0].scores[0]
+    listed = np.isfinite(short)
+    assert listed.sum() == 3 and np.allclose(short[listed], mean[listed], atol=1e-4)
 
 
 class Gaussian(LinearModel, AbstractLatentDynamics):

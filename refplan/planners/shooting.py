@@ -64,8 +64,8 @@ class AbstractShootingPlanner(AbstractModelPlanner):
 
     def judge(
         self, prior_state: State, worlds: Hypothesis, obs: Obs, proposals: Float[Array, "plan horizon act"], key: Key
-    ) -> tuple[Float[Array, "world plan member"], Float[Array, "world plan"]]:
-        """What plans earn in every world under every member, and their scores."""
+    ) -> tuple[Float[Array, "world plan member"], Float[Array, "judges plan"]]:
+        """What plans earn in every world under every member, and their scores in every world or over all of them."""
         returns = self.evaluate(prior_state, worlds, obs, proposals, key)
         risk = mean_minus_std if self.spread == "std" else mean_minus_variance
         scores = risk(returns, self.penalty, 2)
