@@ -127,12 +127,7 @@ def interval(
 
 def mean_interval(values: Numbers, *, reps: int = 10_000, level: float = 0.95, seed: int = 0) -> Interval:
     """Mean and percentile bootstrap interval of a list of numbers, e.g. episode returns."""
-    array = _numbers(values)
-    if array.ndim != 1:
-        raise RefplanError(
-            f"mean_interval needs a list of numbers, got shape {array.shape}. For runs x tasks: interval."
-        )
-    return interval(array[:, None], mean, reps=reps, level=level, seed=seed)
+    return interval(_list(values)[:, None], mean, reps=reps, level=level, seed=seed)
 
 
 def nested_interval(groups: Sequence[Numbers], *, reps: int = 10_000, level: float = 0.95, seed: int = 0) -> Interval:
@@ -145,16 +140,15 @@ def nested_interval(groups: Sequence[Numbers], *, reps: int = 10_000, level: flo
         raise RefplanError("no scores given: nested_interval needs at least one group of numbers.")
     if len(groups) == 1:
         return mean_interval(groups[0], reps=reps, level=level, seed=seed)
-    generator = np.random.default_rng(seed)
-    arrays = [_numbers(group).ravel() for group in groups]
+    _check_draws(reps, level)
+    generator, arrays = np.random.default_rng(seed), [_list(group) for group in groups]
     drawn = generator.integers(len(arrays), size=(reps, len(arrays)))
     means = np.empty(drawn.shape)
     for number, array in enumerate(arrays):
         places = drawn == number
         means[places] = array[generator.integers(len(array), size=(places.sum(), len(array)))].mean(axis=1)
-    tail = (1 - level) / 2
-    low, high = np.quantile(means.mean(axis=1), [tail, 1 - tail])
-    return Interval(float(np.mean([array.mean() for array in arrays])), float(low), float(high))
+    value = np.mean([array.mean() for array in arrays])
+    return Interval(*map(float, (value, *_bounds(means.mean(axis=1), level))))
 
 
 def improvement_interval(x: Numbers, y: Numbers, *, reps: int = 50_000, level: float = 0.95, seed: int = 0) -> Interval:
@@ -186,8 +180,7 @@ def _bootstrap(
     seed: int,
     task_bootstrap: bool = False,
 ) -> Float[np.ndarray, "3 *shape"]:
-    if reps < 1 or not 0 < level < 1:
-        raise RefplanError(f"need reps >= 1 and 0 < level < 1 (e.g. 0.95), got reps={reps}, level={level}.")
+    _check_draws(reps, level)
     value, generator = np.asarray(statistic(*arrays)), np.random.default_rng(seed)
     # A statistic of two arrays compares every run of one with every run of the other, hence the product.
     block = max(1, BLOCK // (math.prod(len(array) for array in arrays) * arrays[0].shape[1]))
@@ -200,8 +193,17 @@ def _bootstrap(
                 f"the statistic made shape {np.shape(parts[-1])} of ({size}, runs, tasks), not {(size, *value.shape)}. "
                 "It must reduce only the last two axes, e.g. lambda s: s.max(axis=(-2, -1))."
             )
+    return np.stack([value, *_bounds(np.concatenate(parts), level)])
+
+
+def _check_draws(reps: int, level: float) -> None:
+    if reps < 1 or not 0 < level < 1:
+        raise RefplanError(f"need reps >= 1 and 0 < level < 1 (e.g. 0.95), got reps={reps}, level={level}.")
+
+
+def _bounds(draws: Float[np.ndarray, "reps *shape"], level: float) -> Float[np.ndarray, "2 *shape"]:
     tail = (1 - level) / 2
-    return np.stack([value, *np.quantile(np.concatenate(parts), [tail, 1 - tail], axis=0)])
+    return np.quantile(draws, [tail, 1 - tail], axis=0)
 
 
 def _resample(
@@ -232,6 +234,13 @@ def _numbers(values: Numbers) -> Float[np.ndarray, "..."]:
             f"{len(bad)} of {array.size} scores are NaN or infinite, the first at index {tuple(bad[0].tolist())}. "
             "Find out why that run failed, or leave it out on purpose."
         )
+    return array
+
+
+def _list(values: Numbers) -> Float[np.ndarray, " numbers"]:
+    array = _numbers(values)
+    if array.ndim != 1:
+        raise RefplanError(f"a mean needs a list of numbers, got shape {array.shape}. For runs x tasks: interval.")
     return array
 
 

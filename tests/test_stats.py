@@ -273,6 +273,8 @@ def test_fifty_thousand_resamples_are_quick():
         (lambda: stats.mean_interval([]), r"no scores"),
         (lambda: stats.nested_interval([]), r"at least one group"),
         (lambda: stats.nested_interval([[1.0], []]), r"no scores"),
+        (lambda: stats.nested_interval([[1.0], [[1.0]]]), r"list of numbers"),
+        (lambda: stats.nested_interval([[1.0], [2.0]], reps=0), r"reps=0"),
         (lambda: stats.improvement_interval(np.zeros((3, 2)), np.zeros((3, 4))), r"2 tasks and y has 4"),
         (lambda: stats.performance_profile(np.zeros((3, 2)), [[0.5]]), r"list of thresholds"),
         (lambda: stats.normalised_score(1.0, 5.0, 5.0), r"ref_min < ref_max"),

@@ -40,7 +40,7 @@ class Scale:
     draws: tuple[int, ...] = ()  # latents, or repeats of LOOP
     horizons: tuple[int, ...] = ()
     seeds: int = 1
-    first_seed: int = 0  # so that several machines or sittings can share the seeds
+    first_seed: int = 0  # so that several machines can share the seeds
     episodes: int = 10
     preset: str = "cpu"  # of priors and models
     planner_preset: str = "default"

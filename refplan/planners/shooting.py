@@ -1,7 +1,6 @@
 """What LOOP and RefPlan have in common: plans of the prior, scored in worlds under every member of a model."""
 
 from abc import abstractmethod
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from refplan.dynamics.base import Belief, Hypothesis
+from refplan.dynamics.base import AbstractDynamics, Belief, Hypothesis
 from refplan.planners.base import AbstractModelPlanner, Considered, PlannerState
 from refplan.planners.core import score
 from refplan.risk import conditional_value_at_risk, mean_minus_std, mean_minus_variance
@@ -78,10 +77,8 @@ class AbstractShootingPlanner(AbstractModelPlanner):
     ) -> Float[Array, " plan"]:
         """The mean return under the two best members at the belief's centre, without noise; not finite: the last."""
         centre, model = self.model.centre(state.belief, obs), self.model.best(min(GLANCE, self.members or GLANCE))
-        options: dict[str, Any] = {"discount": self.discount, "terminal": self.value_at_end == "prior"}
-        inputs = (self.prior.under(centre), model, state.prior, centre, obs, proposals, jr.key(0))  # no noise, any key
-        returns = score(*inputs, propagation="mean", **options)
-        looks = jnp.mean(returns, axis=1)
+        any_key = jr.key(0)  # nothing is drawn
+        looks = jnp.mean(self.earned(model, state.prior, centre, obs, proposals, any_key, "mean"), axis=1)
         return jnp.where(jnp.isfinite(looks), looks, -jnp.inf)
 
     @property
@@ -100,11 +97,24 @@ class AbstractShootingPlanner(AbstractModelPlanner):
     ) -> Float[Array, "world plan member"]:
         """What every plan earns in every world under every member."""
         model = self.model.best(self.members) if self.members else self.model
-        options: dict[str, Any] = {"discount": self.discount, "propagation": self.propagation}
-        options["terminal"] = self.value_at_end == "prior"
 
         def one(world: Hypothesis, key: Key) -> Float[Array, "plan member"]:
-            return score(self.prior.under(world), model, prior_state, world, obs, proposals, key, **options)
+            return self.earned(model, prior_state, world, obs, proposals, key, self.propagation)
 
         rows = len(proposals) * model.members
         return in_turns(one, rows, worlds, jr.split(key, self.world_count))
+
+    def earned(
+        self,
+        model: AbstractDynamics,
+        prior_state: State,
+        world: Hypothesis,
+        obs: Obs,
+        proposals: Float[Array, "plan horizon act"],
+        key: Key,
+        propagation: str,
+    ) -> Float[Array, "plan member"]:
+        """What every plan earns in one world under every member of `model` (see `core.score`)."""
+        inputs = (self.prior.under(world), model, prior_state, world, obs, proposals, key)
+        terminal = self.value_at_end == "prior"
+        return score(*inputs, discount=self.discount, propagation=propagation, terminal=terminal)
