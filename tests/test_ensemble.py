@@ -70,7 +70,7 @@ def same(a, b) -> bool:
 
 def test_registry_finds_it_and_names_what_it_does_not_know():
     assert find_model("ensemble") is Ensemble
-    assert set(MODELS) == {"ensemble", "belief", "worlds", "refined"}
+    assert set(MODELS) == {"ensemble", "belief", "worlds", "refined", "refined-worlds"}
     with pytest.raises(RefplanError, match="Did you mean 'ensemble'"):
         find_model("ensembel")
 

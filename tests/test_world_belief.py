@@ -104,6 +104,17 @@ def test_a_failure_is_followed_within_twenty_steps_and_forgotten_without_evidenc
     np.testing.assert_allclose(belief.covariance[0, 0], 1.0, rtol=0.05)
 
 
+def test_an_actuator_that_is_off_stays_known_to_be_off_and_its_repair_is_noticed():
+    """Gain 0 is the border of what is believed: without a slope there, the filter would forget it in thirty steps."""
+    model = worlds(memory=200.0, offset_std=0.1, drift_std=0.05, outlier=3.0, significance=4.0, doubt=0.0)
+    broken = live(0.0, (jnp.array([0.0, 1.0]), jnp.zeros(2), jnp.zeros(2)), 400, jr.key(9))
+    belief, (means, _) = reflect(model, broken)
+    assert float(model.read(model.centre(belief, jnp.zeros(2))).gain[0]) < 0.1
+    assert float(means[:, 0].min()) >= -2.0 - 1e-5  # the border: (0 - 1) / gain_std
+    belief, _ = reflect(model, live(0.0, HOME, 20, jr.key(10)), belief)
+    np.testing.assert_allclose(gains(model, belief), [1.0, 1.0], atol=0.2)
+
+
 def test_ground_that_rises_is_followed_without_lagging_behind():
     """A shift that grows every step: with `climb` the belief is where the ground is, without it stays below."""
     rise, settings = 0.02, {"gain_std": 1e-6, "drift_std": 1e-6, "offset_std": 0.5, "memory": 5000.0}

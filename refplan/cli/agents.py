@@ -22,7 +22,7 @@ class PlannerChoice(NamedTuple):
     model: str | None  # a run folder; None: the prior's own
     preset: str
     changes: dict[str, str]
-    around: str = ""  # a belief around the ensemble: worlds, refined
+    around: str = ""  # a belief around the ensemble: worlds, refined, refined-worlds
 
 
 def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> AbstractPlanner:

@@ -58,6 +58,7 @@ def add_planner_options(parser: argparse.ArgumentParser) -> None:
 AROUND = {
     "worlds": "believe in worlds around the ensemble (other actuators, ground, pull) and tell the prior which it is in",
     "refined": "let the last layers of the ensemble go on learning in the episode",
+    "refined-worlds": "both: worlds around the ensemble, and last layers that learn what no such world explains",
 }
 SHORTCUTS = {
     "horizon": "steps looked ahead",

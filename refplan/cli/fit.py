@@ -15,7 +15,13 @@ def add(commands: Any) -> None:
     parts = parser.add_subparsers(title="what to train", metavar="PART", required=True)
     kinds = (
         ("prior", "method", "iql", "a policy: bc, iql, cql, edac, mopo, combo or maple", run_prior),
-        ("dynamics", "model", "ensemble", "a model of the world: ensemble, belief, worlds or refined", run_dynamics),
+        (
+            "dynamics",
+            "model",
+            "ensemble",
+            "a model of the world: ensemble, belief, worlds, refined or refined-worlds",
+            run_dynamics,
+        ),
     )
     for part, option, default, about, run in kinds:
         text = f"Train {about} -- from data into a run folder. After a kill the same command resumes."

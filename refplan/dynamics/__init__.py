@@ -10,6 +10,7 @@ MODELS = {
     "belief": "refplan.dynamics.belief:BeliefModel",
     "worlds": "refplan.dynamics.around_learner:Worlds",
     "refined": "refplan.dynamics.around_learner:Refined",
+    "refined-worlds": "refplan.dynamics.around_learner:RefinedWorlds",
 }
 
 

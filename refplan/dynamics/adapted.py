@@ -1,7 +1,7 @@
 """Any prior, told which world it is in; and such a prior acting by itself, without a planner."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -72,9 +72,9 @@ class Adapted(AbstractPrior):
     weakest: Scalar = eqx.field(converter=jnp.asarray, default=0.2)
     latent: Float[Array, " latent"] | None = None  # None: home
 
-    def under(self, hypothesis: Float[Array, " latent"]) -> "Adapted":
-        """The prior in the world m."""
-        return dataclasses.replace(self, latent=hypothesis)
+    def under(self, hypothesis: Any) -> "Adapted":
+        """The prior in the world m; a hypothesis that says more than m has it as its `latent`."""
+        return dataclasses.replace(self, latent=getattr(hypothesis, "latent", hypothesis))
 
     def start(self) -> State:
         """The prior's."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from refplan.dynamics.base import AbstractDynamics
 from refplan.dynamics.refined import AbstractRefining, RefinedDynamics, refine
+from refplan.dynamics.refined_worlds import AbstractRefinedWorlds, RefinedWorldsDynamics, refine_worlds
 from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
 from refplan.errors import unknown_name
 
@@ -12,7 +13,10 @@ from refplan.errors import unknown_name
 AROUND = {
     "worlds": (around, WorldsDynamics, AbstractWorlds),
     "refined": (refine, RefinedDynamics, AbstractRefining),
+    "refined-worlds": (refine_worlds, RefinedWorldsDynamics, AbstractRefinedWorlds),
 }
+# Raised when a belief answers otherwise than before at the same settings, so that no old answer is taken for a new one.
+VERSIONS = {"worlds": 1}
 
 
 def believe(name: str, model: AbstractDynamics) -> Any:
@@ -30,4 +34,5 @@ def expectations(belief: Any, name: str) -> dict[str, Any]:
 
 def usual_settings(name: str) -> dict[str, Any]:
     """What a belief expects unless told otherwise: part of the name of whatever is made with it."""
-    return {field.name: field.default for field in dataclasses.fields(AROUND[name][2])}
+    version = {"version": VERSIONS[name]} if name in VERSIONS else {}
+    return version | {field.name: field.default for field in dataclasses.fields(AROUND[name][2])}

@@ -9,6 +9,7 @@ from refplan.data.dataset import Dataset
 from refplan.dynamics.around import expectations
 from refplan.dynamics.ensemble import Ensemble, EnsembleBatch, EnsembleSource, EnsembleState
 from refplan.dynamics.refined import AbstractRefining, RefinedDynamics, refine
+from refplan.dynamics.refined_worlds import AbstractRefinedWorlds, RefinedWorldsDynamics, refine_worlds
 from refplan.dynamics.worlds import AbstractWorlds, WorldsDynamics, around
 from refplan.learner import AbstractReviewingLearner
 from refplan.types import Flag, Key, Metrics
@@ -74,3 +75,13 @@ class Refined(AbstractAroundLearner, AbstractRefining):
     def result(self, state: EnsembleState) -> RefinedDynamics:
         """The trained ensemble, ready to learn on."""
         return refine(self.ensemble.result(state), **expectations(self, "refined"))
+
+
+class RefinedWorlds(AbstractAroundLearner, AbstractRefinedWorlds):
+    """An ensemble, the worlds around it, and last layers that go on learning."""
+
+    ensemble: Ensemble = Ensemble()
+
+    def result(self, state: EnsembleState) -> RefinedWorldsDynamics:
+        """The worlds around the trained ensemble, ready to learn on."""
+        return refine_worlds(self.ensemble.result(state), **expectations(self, "refined-worlds"))

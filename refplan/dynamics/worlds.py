@@ -14,6 +14,7 @@ narrower with evidence, wider with time.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -49,6 +50,18 @@ class WorldBelief(NamedTuple):
 
     mean: Float[Array, " latent"]
     covariance: Float[Array, "latent latent"]
+
+
+def predict_in(
+    world: World,
+    home: Callable[[Array, Array], Outcome],
+    obs: Float[Array, "member obs"],
+    action: Float[Array, "*member act"],
+) -> Outcome:
+    """s' = f(s - o, g * a) + o + c + b, with f what is expected at home."""
+    gain = world.gain.reshape((1,) * (action.ndim - 1) + world.gain.shape)
+    outcome = home(obs - world.offset[None], action * gain)
+    return outcome._replace(next_obs=outcome.next_obs + (world.offset + world.drift + world.climb)[None])
 
 
 class AbstractWorlds(eqx.Module):
@@ -120,11 +133,16 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
         return WorldBelief(self.home(), jnp.eye(self.home().shape[0]))
 
     def read(self, hypothesis: Float[Array, " latent"]) -> World:
-        """A latent vector in natural units; gains are kept in [0, 2]."""
+        """A latent vector in natural units; gains are kept in [0, 2].
+
+        Their derivative is that of the free gain: an actuator that is off lies on the border, and a filter that sees no
+        slope there would learn nothing more about it and forget what it knew.
+        """
         obs, act = self.obs_std.shape[0], self.action_size
         gain, offset, drift, climb = jnp.split(hypothesis, (act, act + obs, act + 2 * obs))
+        free = 1.0 + self.gain_std * gain
         return World(
-            jnp.clip(1.0 + self.gain_std * gain, 0.0, 2.0),
+            free + jax.lax.stop_gradient(jnp.clip(free, 0.0, 2.0) - free),
             self.offset_std * offset * self.obs_std,
             self.drift_std * drift * self.change_std[:-1],
             self.climb_std * climb * self.change_std[:-1],
@@ -141,10 +159,7 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
         self, hypothesis: Float[Array, " latent"], obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
     ) -> Outcome:
         """What each elite expects in the world m."""
-        world = self.read(hypothesis)
-        gain = world.gain.reshape((1,) * (action.ndim - 1) + world.gain.shape)
-        outcome = self.base.predict((), obs - world.offset[None], action * gain)
-        return outcome._replace(next_obs=outcome.next_obs + (world.offset + world.drift + world.climb)[None])
+        return predict_in(self.read(hypothesis), lambda at, arrives: self.base.predict((), at, arrives), obs, action)
 
     def expected(
         self, hypothesis: Float[Array, " latent"], obs: Obs, action: Action
@@ -162,7 +177,13 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
         slope, mean, variance = self.linearised(belief.mean, transition.obs, transition.action)
         updated = kalman_update(belief, seen - mean, slope, self.noise * variance, self.outlier)
         good = jnp.isfinite(updated.mean).all() & jnp.isfinite(updated.covariance).all()
-        return self.move_on(jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, belief))
+        kept = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, belief)
+        return self.move_on(kept._replace(mean=self.within(kept.mean)))
+
+    def within(self, mean: Float[Array, " latent"]) -> Float[Array, " latent"]:
+        """The nearest world whose gains lie in [0, 2]: what is beyond the border would have to be unlearned again."""
+        most = jnp.full(mean.shape, jnp.inf).at[: self.action_size].set(1.0 / self.gain_std)
+        return jnp.clip(mean, -most, most)
 
     def linearised(
         self, hypothesis: Float[Array, " latent"], obs: Obs, action: Action

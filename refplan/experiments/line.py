@@ -16,7 +16,7 @@ from refplan.data.envs import world_version
 from refplan.data.starts import Starts
 from refplan.data.tasks import Task
 from refplan.data.tasks import task as find_task
-from refplan.dynamics.around import AROUND, believe, expectations
+from refplan.dynamics.around import AROUND, VERSIONS, believe, expectations
 from refplan.dynamics.diagnose import diagnose
 from refplan.dynamics.presets import load_model_preset
 from refplan.errors import RefplanError, unknown_name
@@ -278,5 +278,5 @@ def belief_around(name: str, ensemble: Stage) -> Stage:
     about = {"method": name, "preset": ensemble.about["preset"], "around": ensemble.digest}
     made = believe(name, ensemble.made)
     expected = {setting: float(value) for setting, value in expectations(made, name).items()}
-    digest = digest_inputs({"stage": name, "ensemble": ensemble.digest, **expected})
+    digest = digest_inputs({"stage": name, "ensemble": ensemble.digest, "version": VERSIONS.get(name, 0), **expected})
     return Stage(name, digest, ensemble.folder, about, made)
