@@ -23,7 +23,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--belief",
         default="worlds",
-        help="what refplan believes with: worlds, refined, refined-worlds (around the ensemble), belief (the paper's); default worlds",
+        help="what refplan believes with: worlds, refined, refined-worlds (all around the ensemble) or belief (the "
+        "paper's); default worlds",
     )
     parser.add_argument(
         "--also-in", default="", metavar="TASKS", help="other worlds to evaluate in, e.g. halfcheetah-steep"
