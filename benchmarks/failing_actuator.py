@@ -1,0 +1,89 @@
+"""An actuator that fails, or weakens, in the middle of an episode: how soon is it believed, what is earned after it?
+
+python -m benchmarks.failing_actuator PRIOR ENSEMBLE --out results/belief/failing-actuator.csv
+
+PRIOR and ENSEMBLE are .safetensors files of HalfCheetah, as for `benchmarks.broken_joint`. Every change happens at step
+500. `after` is the return from there on; `believed` the median over episodes of the steps until the believed gain of
+the actuator is nearer to the true one than to 1 for good, counted along the episodes of that planner.
+"""
+
+import argparse
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+
+from refplan.data.tasks import task
+from refplan.dynamics.around import believe
+from refplan.dynamics.worlds import WorldsDynamics, around
+from refplan.evaluation import evaluate
+from refplan.modules import load_module
+from refplan.planners.presets import make_planner, planner_settings_of
+from refplan.result import Trace
+from refplan.stats import mean_interval
+from refplan.store import append_results, result_row
+from refplan.types import Transition
+
+FAILS = 500
+# Actuator and what is left of it; none of the partial strengths is one that anything here was chosen with.
+CHANGES = ((0, 0.0), (3, 0.0), (3, 0.25), (4, 0.6))
+NAMES = ("back thigh", "back shin", "back foot", "front thigh", "front shin", "front foot")
+
+
+@eqx.filter_jit
+def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "time act"]:
+    """The gains at the belief's centre after each step of one episode."""
+
+    def one(belief: Any, step: Transition) -> tuple[Any, Array]:
+        belief = worlds.observe(belief, step)
+        return belief, worlds.read(worlds.centre(belief, step.next_obs)).gain
+
+    return jax.lax.scan(one, worlds.start(), steps)[1]
+
+
+def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> float:
+    """The median over episodes of the first step after the change from which on the actuator is believed changed."""
+    found = []
+    for episode in range(trace.rewards.shape[1]):
+        rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
+        gains = believed_gains(worlds, Transition(*(jnp.asarray(x[:, episode]) for x in rows)))
+        wrong = np.asarray(gains)[FAILS:, actuator] > 0.5 * (1.0 + gain)
+        found.append(np.flatnonzero(wrong).max(initial=-1) + 1)
+    return float(np.median(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prior")
+    parser.add_argument("ensemble")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--name", default="", help="of the data both were trained on")
+    parser.add_argument("--seed", type=int, default=0, help="of their training")
+    parser.add_argument("--episodes", type=int, default=10)
+    args = parser.parse_args()
+    prior, ensemble = load_module(args.prior), load_module(args.ensemble)
+    worlds = around(ensemble)
+    agents = {"loop": make_planner("loop", prior, ensemble)}
+    for name in ("worlds", "refined-worlds"):
+        agents[f"refplan, {name}"] = make_planner("refplan", prior, believe(name, ensemble))
+    for actuator, gain in CHANGES:
+        gains = tuple(gain if each == actuator else 1.0 for each in range(len(NAMES)))
+        failing = task("halfcheetah-joint", gains=gains, fail_at=FAILS)
+        for name, agent in agents.items():
+            result = evaluate(agent, failing, args.episodes, key=jr.key(0), name=name, show=False, trace=True)
+            after = mean_interval(result.trace.rewards[FAILS:].sum(axis=0))
+            labels = {"dataset": args.name, "prior": "cql", "planner": name, "seed": args.seed}
+            more = {"actuator": NAMES[actuator], "gain": gain, "after": after.value}
+            more |= {"after_lo": after.low, "after_hi": after.high}
+            more["believed"] = steps_to_believe(worlds, result.trace, actuator, gain)
+            row = result_row(result, settings=planner_settings_of(agent), **labels) | more
+            append_results(args.out, [row])
+            print(f"{NAMES[actuator]} at {gain}, {name}: {after}, believed after {more['believed']:.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
