@@ -27,7 +27,7 @@ from refplan.dynamics.worlds import WorldsDynamics, around
 from refplan.evaluation import evaluate
 from refplan.modules import load_module
 from refplan.planners.presets import make_planner
-from refplan.result import Result
+from refplan.result import Trace
 from refplan.store import append_results, result_row
 from refplan.types import Transition
 
@@ -48,9 +48,8 @@ def places(steps: int) -> dict[str, Task]:
     return {name: dataclasses.replace(each, horizon=steps) for name, each in whole.items()}
 
 
-def steps_of(result: Result) -> Transition:
+def steps_of(trace: Trace) -> Transition:
     """Every step of an evaluation, (time, episodes, ...)."""
-    trace: Any = result.trace
     rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
     return Transition(*(jnp.asarray(x) for x in rows))
 
@@ -104,11 +103,12 @@ def main() -> None:
         name: evaluate(agent, place, args.episodes, key=jr.key(0), name="refplan", show=False, trace=True)
         for name, place in places(args.steps).items()
     }
-    told = {name: believed(worlds, steps_of(result)) for name, result in results.items()}
+    traces: dict[str, Any] = {name: result.trace for name, result in results.items()}
+    told = {name: believed(worlds, steps_of(traces[name])) for name in results}
     names, found = list(results), {}
     for at, (name, result) in enumerate(results.items()):
         others = (told[name], told[names[at - 1]], jnp.zeros_like(told[name]))
-        steps = steps_of(result)
+        steps = steps_of(traces[name])
         found[name] = {kind: float(nll(worlds, m, steps)) for kind, m in zip(KINDS, others, strict=True)}
         labels = {"dataset": args.name, "prior": "cql", "planner": "refplan (worlds)", "seed": args.seed}
         more = {f"nll_{kind}": value for kind, value in found[name].items()}

@@ -12,11 +12,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from benchmarks.belief_nll import steps_of
 from refplan.data.tasks import task
 from refplan.dynamics.around import believe
 from refplan.dynamics.worlds import WorldsDynamics, around
@@ -48,9 +48,9 @@ def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "t
 def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> float:
     """The median over episodes of the first step after the change from which on the actuator is believed changed."""
     found = []
+    steps = steps_of(trace)
     for episode in range(trace.rewards.shape[1]):
-        rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
-        gains = believed_gains(worlds, Transition(*(jnp.asarray(x[:, episode]) for x in rows)))
+        gains = believed_gains(worlds, jax.tree.map(lambda leaf: leaf[:, episode], steps))  # noqa: B023, used at once
         wrong = np.asarray(gains)[FAILS:, actuator] > 0.5 * (1.0 + gain)
         found.append(np.flatnonzero(wrong).max(initial=-1) + 1)
     return float(np.median(found))
