@@ -1,6 +1,6 @@
 """The belief over worlds along two episodes: an actuator that fails at step 500, and a slope.
 
-python benchmarks/belief_figure.py PRIOR_RUN ENSEMBLE_RUN --out docs/images/worlds-belief.png
+python -m benchmarks.belief_figure PRIOR_RUN ENSEMBLE_RUN --out docs/images/worlds-belief.png
 """
 
 import argparse
@@ -36,12 +36,17 @@ def follow(worlds: WorldsDynamics, steps: Transition) -> tuple[Any, Any, Any]:
     return jax.lax.scan(one, worlds.start(), steps)[1]
 
 
+def steps_of(trace: Any) -> Transition:
+    """Every step of an evaluation, (time, episodes, ...)."""
+    rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
+    return Transition(*(jnp.asarray(x) for x in rows))
+
+
 def episode(prior: Any, worlds: WorldsDynamics, world: Any, seed: int) -> tuple[Any, Any, Any]:
     """One episode of RefPlan in a world, and the belief along it."""
     agent = make_planner("refplan", prior, worlds, changes={"latents": 1})
     trace = evaluate(agent, world, 1, key=jr.key(seed), trace=True, show=False).trace
-    rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
-    return follow(worlds, Transition(*(jnp.asarray(x[:, 0]) for x in rows)))
+    return follow(worlds, jax.tree.map(lambda leaf: leaf[:, 0], steps_of(trace)))
 
 
 def draw(failing: tuple, slope: tuple, worlds: WorldsDynamics, out: str) -> None:

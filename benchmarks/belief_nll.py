@@ -21,13 +21,13 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
+from benchmarks.belief_figure import steps_of
 from refplan.data.tasks import Task, task
 from refplan.dynamics.diagnose_rollout import log_density
 from refplan.dynamics.worlds import WorldsDynamics, around
 from refplan.evaluation import evaluate
 from refplan.modules import load_module
 from refplan.planners.presets import make_planner
-from refplan.result import Trace
 from refplan.store import append_results, result_row
 from refplan.types import Transition
 
@@ -46,12 +46,6 @@ def places(steps: int) -> dict[str, Task]:
         "front shin at 0.6": task("halfcheetah-joint", gains=(1, 1, 1, 1, 0.6, 1)),
     }
     return {name: dataclasses.replace(each, horizon=steps) for name, each in whole.items()}
-
-
-def steps_of(trace: Trace) -> Transition:
-    """Every step of an evaluation, (time, episodes, ...)."""
-    rows = (trace.observations, trace.actions, trace.rewards, trace.next_observations, trace.terminated)
-    return Transition(*(jnp.asarray(x) for x in rows))
 
 
 @eqx.filter_jit
@@ -103,13 +97,12 @@ def main() -> None:
         name: evaluate(agent, place, args.episodes, key=jr.key(0), name="refplan", show=False, trace=True)
         for name, place in places(args.steps).items()
     }
-    traces: dict[str, Any] = {name: result.trace for name, result in results.items()}
-    told = {name: believed(worlds, steps_of(traces[name])) for name in results}
+    steps = {name: steps_of(result.trace) for name, result in results.items()}
+    told = {name: believed(worlds, steps[name]) for name in results}
     names, found = list(results), {}
     for at, (name, result) in enumerate(results.items()):
         others = (told[name], told[names[at - 1]], jnp.zeros_like(told[name]))
-        steps = steps_of(traces[name])
-        found[name] = {kind: float(nll(worlds, m, steps)) for kind, m in zip(KINDS, others, strict=True)}
+        found[name] = {kind: float(nll(worlds, m, steps[name])) for kind, m in zip(KINDS, others, strict=True)}
         labels = {"dataset": args.name, "prior": "cql", "planner": "refplan (worlds)", "seed": args.seed}
         more = {f"nll_{kind}": value for kind, value in found[name].items()}
         append_results(args.out, [result_row(result, **labels) | more | {"place": name, "steps": args.steps}])

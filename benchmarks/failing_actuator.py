@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float
 
-from benchmarks.belief_nll import steps_of
+from benchmarks.belief_figure import NAMES, steps_of
 from refplan.data.tasks import task
 from refplan.dynamics.around import believe
 from refplan.dynamics.worlds import WorldsDynamics, around
@@ -31,29 +31,24 @@ from refplan.types import Transition
 FAILS = 500
 # Actuator and what is left of it; none of the partial strengths is one that anything here was chosen with.
 CHANGES = ((0, 0.0), (3, 0.0), (3, 0.25), (4, 0.6))
-NAMES = ("back thigh", "back shin", "back foot", "front thigh", "front shin", "front foot")
 
 
 @eqx.filter_jit
-def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "time act"]:
-    """The gains at the belief's centre after each step of one episode."""
+def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "time episodes act"]:
+    """The gains at the belief's centre after each step."""
 
     def one(belief: Any, step: Transition) -> tuple[Any, Array]:
         belief = worlds.observe(belief, step)
         return belief, worlds.read(worlds.centre(belief, step.next_obs)).gain
 
-    return jax.lax.scan(one, worlds.start(), steps)[1]
+    return jax.vmap(lambda episode: jax.lax.scan(one, worlds.start(), episode)[1], 1, 1)(steps)
 
 
 def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> float:
     """The median over episodes of the first step after the change from which on the actuator is believed changed."""
-    found = []
-    steps = steps_of(trace)
-    for episode in range(trace.rewards.shape[1]):
-        gains = believed_gains(worlds, jax.tree.map(lambda leaf: leaf[:, episode], steps))  # noqa: B023, used at once
-        wrong = np.asarray(gains)[FAILS:, actuator] > 0.5 * (1.0 + gain)
-        found.append(np.flatnonzero(wrong).max(initial=-1) + 1)
-    return float(np.median(found))
+    gains = np.asarray(believed_gains(worlds, steps_of(trace)))
+    wrong = gains[FAILS:, :, actuator] > 0.5 * (1.0 + gain)
+    return float(np.median([np.flatnonzero(episode).max(initial=-1) + 1 for episode in wrong.T]))
 
 
 def main() -> None:
