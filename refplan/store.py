@@ -58,8 +58,8 @@ def save(
     tables = read_tables(folder) if (folder / "run.toml").exists() else {}
     tables = {name: table for name, table in tables.items() if name not in without}
     for name, part in parts.items():
-        if not name.isidentifier():
-            raise RefplanError(f"'{name}' is not a usable part name; use letters, digits and underscores.")
+        if not name.replace("-", "_").isidentifier():
+            raise RefplanError(f"'{name}' is not a usable part name; use letters, digits, underscores and hyphens.")
         if isinstance(part, dict):
             tables[name] = part
             continue

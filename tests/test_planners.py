@@ -86,6 +86,26 @@ def test_anchored_at_the_prior_the_weights_move_its_own_action(kind):
     assert np.allclose(together.action, own + moved, atol=1e-5)
 
 
+class ElsewhereModel(LinearModel):
+    """A model that knows it is in another world."""
+
+    def away(self, belief):
+        return jnp.ones((), bool)
+
+
+@pytest.mark.parametrize("kind", PLANNERS.values(), ids=PLANNERS)
+def test_away_from_home_nothing_holds_a_careful_planner_at_the_prior(kind):
+    careful = {"anchor": "prior", "width": 0.3}
+    free, opened, held = (
+        make_plan(planner(kind, model, **settings))
+        for model, settings in ((LinearModel(), {}), (ElsewhereModel(), careful), (LinearModel(), careful))
+    )
+    assert np.array_equal(free.proposals, opened.proposals) and np.array_equal(free.action, opened.action)
+    assert np.std(held.proposals[:, 0]) < 0.7 * np.std(free.proposals[:, 0])
+    wide = make_plan(planner(kind, ElsewhereModel(), width=2.0)), make_plan(planner(kind, width=2.0))
+    assert np.array_equal(*(plan.proposals for plan in wide)), "what is wider already stays as it is"
+
+
 def test_an_anchor_ignores_what_is_not_a_number():
     proposals, mean = jnp.asarray([[[1.0]], [[jnp.nan]], [[3.0]], [[9.0]]]), jnp.asarray([[2.5]])
     scored = jnp.asarray([True, True, True, False])

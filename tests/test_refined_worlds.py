@@ -19,13 +19,14 @@ from refplan.planners.loop import LOOP
 from refplan.planners.presets import make_planner
 from refplan.planners.refplan import RefPlan
 from refplan.train import fit
-from tests.bent_worlds import live, logged
+from tests.bent_worlds import HOME, live, logged
 from tests.models import LinearPrior
 
 SMALL = Ensemble(members=3, elites=2, hidden=(16, 16), batch_size=64, rate=3e-3, epochs=30)
 OPTIONS = {"layer_std": 0.3, "layer_memory": 1e6, "memory": 1e6, "climb_std": 1e-6}
 OBS, ACTION = jnp.array([0.3, -0.2]), jnp.array([0.5, 0.1])
 BROKEN = (jnp.array([0.0, 1.0]), jnp.zeros(2), jnp.zeros(2))
+TINY = {name: jnp.asarray(1e-6) for name in ("gain_std", "offset_std", "drift_std", "climb_std")}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,11 @@ def errors(model, steps):
     return jax.lax.scan(one, model.start(), steps)
 
 
+def layers_alone(model):
+    """Worlds that hardly differ from home, and an alarm for actuators that always rings."""
+    return dataclasses.replace(model, **TINY, significance=jnp.asarray(0.0))
+
+
 def test_before_anything_was_seen_it_is_the_ensemble_and_loop(model):
     start = model.centre(model.start(), OBS)
     for mine, theirs in zip(
@@ -57,7 +63,7 @@ def test_before_anything_was_seen_it_is_the_ensemble_and_loop(model):
 
 
 def test_each_half_is_itself_when_the_other_is_held(model):
-    """Without free layers it is `worlds`, with certain worlds it is `refined`."""
+    """Without free layers it is `worlds`, without free worlds it is `refined`."""
     steps = live(0.0, BROKEN, 40, jr.key(1))
     worlds, refined = (believe(name, model.base) for name in ("worlds", "refined"))
     stiff = dataclasses.replace(model, layer_std=jnp.asarray(1e-9))
@@ -65,8 +71,7 @@ def test_each_half_is_itself_when_the_other_is_held(model):
     theirs, same = errors(dataclasses.replace(worlds, **expectations(model.worlds, "worlds")), steps)
     np.testing.assert_allclose(mine.world.mean, theirs.mean, atol=1e-5)
     np.testing.assert_allclose(off, same, atol=1e-4)
-    sure = dataclasses.replace(model, significance=jnp.asarray(1e9))
-    mine, off = errors(sure, steps)
+    mine, off = errors(layers_alone(model), steps)
     settings = {"layer_std": model.layer_std, "memory": model.layer_memory, "noise": model.layer_noise}
     theirs, same = errors(dataclasses.replace(refined, **settings), steps)
     np.testing.assert_allclose(mine.layers.correction, theirs.correction, atol=1e-5)
@@ -86,9 +91,26 @@ def test_layers_learn_what_no_world_explains(model):
     steps = live(0.6, BROKEN, 300, jr.key(3), scale=2.0)
     _, off = errors(model, steps)
     _, worlds_alone = errors(dataclasses.replace(model, layer_std=jnp.asarray(1e-9)), steps)
-    _, layers_alone = errors(dataclasses.replace(model, significance=jnp.asarray(1e9)), steps)
+    _, unnamed = errors(layers_alone(model), steps)
     assert float(off[100:].mean()) < 0.9 * float(worlds_alone[100:].mean())
-    assert float(off[5:40].mean()) < float(layers_alone[5:40].mean())
+    assert float(off[5:40].mean()) < float(unnamed[5:40].mean())
+
+
+def test_layers_are_silent_until_an_actuator_changed(model):
+    """At home and where only something pulls, nothing is lost; with a broken actuator, what was learned is told."""
+    # The little net is a little wrong at home, and a memory without end finds that out.
+    model = dataclasses.replace(model, significance=jnp.asarray(10.0))
+    at_home, off = errors(model, live(0.0, HOME, 100, jr.key(6)))
+    still, same = errors(dataclasses.replace(model, layer_std=jnp.asarray(1e-9)), live(0.0, HOME, 100, jr.key(6)))
+    assert not model.away(at_home) and not np.any(model.centre(at_home, OBS).correction)
+    np.testing.assert_allclose(off, same, atol=1e-6)
+    np.testing.assert_array_equal(at_home.world.mean, still.world.mean)
+    pulled, _ = errors(model, live(0.0, (jnp.ones(2), jnp.zeros(2), jnp.array([0.3, 0.0])), 100, jr.key(6)))
+    assert model.away(pulled) and not model.learns(pulled.world) and not np.any(model.centre(pulled, OBS).correction)
+    broken, _ = errors(model, live(0.0, BROKEN, 100, jr.key(6)))
+    assert model.away(broken) and model.learns(broken.world)
+    np.testing.assert_array_equal(model.centre(broken, OBS).correction, broken.layers.correction)
+    assert np.any(broken.layers.correction)
 
 
 def test_the_prior_is_told_the_world_and_nothing_of_the_layers(model):
@@ -98,8 +120,10 @@ def test_the_prior_is_told_the_world_and_nothing_of_the_layers(model):
     belief, _ = errors(model, live(0.0, (jnp.array([0.5, 1.0]), jnp.zeros(2), jnp.zeros(2)), 200, jr.key(4)))
     told = planner.prior.under(model.centre(belief, OBS))
     np.testing.assert_allclose(told.world.gain, [0.5, 1.0], atol=0.1)
-    action, _ = planner.act(planner.start()._replace(belief=belief), OBS, jr.key(0))
-    assert np.isfinite(action).all()
+    plan, _ = planner.plan(planner.start()._replace(belief=belief), OBS, jr.key(0))
+    assert np.isfinite(plan.action).all()
+    np.testing.assert_array_equal(plan.belief_mean, belief.world.mean)
+    np.testing.assert_allclose(plan.belief_std, np.sqrt(np.diagonal(belief.world.covariance)), rtol=1e-5)
 
 
 def test_it_survives_a_file_and_needs_an_ensemble(model, tmp_path):

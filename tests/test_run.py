@@ -98,7 +98,7 @@ def test_inputs_are_told_apart():
 def test_which_models_a_plan_needs():
     assert Plan(planners=("prior", "critic")).models == ()
     assert Plan(planners=("prior", "loop")).models == ("ensemble",)
-    for belief in ("worlds", "refined"):  # made around it
+    for belief in ("worlds", "refined", "refined-worlds"):  # made around it
         assert Plan(planners=("loop", "refplan"), belief=belief).models == ("ensemble",)
     assert set(Plan(planners=("loop", "refplan"), belief="belief").models) == {"ensemble", "belief"}
     assert Plan(method="mopo", planners=("prior",)).models == ("ensemble",)

@@ -85,6 +85,11 @@ def test_damage_is_named(tmp_path):
         save(tmp_path / "y", **{"../escape": agent()})
 
 
+def test_parts_may_have_the_names_of_beliefs(tmp_path):
+    save(tmp_path, **{"refined-worlds": agent()})
+    assert "refined-worlds" in load_run(tmp_path)
+
+
 def test_result_rows_have_the_promised_columns_and_grow(tmp_path):
     path = tmp_path / "results.csv"
     row = result_row(make_result(), dataset="d", prior="cql", planner="loop", seed=1, settings={"kappa": 5})

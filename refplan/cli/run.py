@@ -22,9 +22,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--planners", default="prior,loop,refplan", help="separated by commas (default %(default)s)")
     parser.add_argument(
         "--belief",
-        default="worlds",
-        help="what refplan believes with: worlds, refined, refined-worlds (all around the ensemble) or belief (the "
-        "paper's); default worlds",
+        default="refined-worlds",
+        help="what refplan believes with: refined-worlds, worlds, refined (all around the ensemble) or belief (the "
+        "paper's); default %(default)s",
     )
     parser.add_argument(
         "--also-in", default="", metavar="TASKS", help="other worlds to evaluate in, e.g. halfcheetah-steep"

@@ -16,7 +16,7 @@ AROUND = {
     "refined-worlds": (refine_worlds, RefinedWorldsDynamics, AbstractRefinedWorlds),
 }
 # Raised when a belief answers otherwise than before at the same settings, so that no old answer is taken for a new one.
-VERSIONS = {"worlds": 1}
+VERSIONS = {"worlds": 2, "refined-worlds": 3}
 
 
 def believe(name: str, model: AbstractDynamics) -> Any:

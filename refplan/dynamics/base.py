@@ -122,6 +122,14 @@ class AbstractDynamics(eqx.Module):
         """The prior as a planner should use it with this model; a model that knows other worlds tells it about them."""
         return prior
 
+    def away(self, belief: Belief) -> Flag:
+        """Whether this is known to be another world than that of the data."""
+        return jnp.zeros((), bool)
+
+    def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """(mean, standard deviation) of a Gaussian belief when the agent stands at `obs`; empty where there is none."""
+        return jnp.zeros(0), jnp.zeros(0)
+
     def as_trained(self) -> "AbstractDynamics":
         """What is asked about every logged row, by a diagnosis or a prior that imagines.
 
@@ -181,3 +189,8 @@ class AbstractLatentDynamics(AbstractDynamics):
     @abstractmethod
     def posterior(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
         """(mu, log-variance) of m when the agent stands at `obs`; `predict` takes any such m as its hypothesis."""
+
+    def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """The posterior's."""
+        mean, log_var = self.posterior(belief, obs)
+        return mean, jnp.exp(0.5 * log_var)

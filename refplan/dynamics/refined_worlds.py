@@ -6,12 +6,17 @@ beside the ensemble as trained, so that nothing learned in the episode can hide 
 centre of that belief leaves unexplained, the last layers learn:
 
     s' = f_W(s - o, g * a) + o + c + b,    m | history by the filter,    W | history, m by Bayesian regression
+
+They learn and speak only while an actuator is known to have changed. At home the ensemble was trained on far more than
+one episode, and what the layers make of that episode is mostly its noise; ground that lies elsewhere is home seen from
+elsewhere. But a robot with another strength gets itself to where the data never was.
 """
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -20,7 +25,7 @@ from refplan.dynamics.base import AbstractDynamics, AbstractTermination, Outcome
 from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.dynamics.refined import Correction, LayerBelief, RefinedDynamics, refine
 from refplan.dynamics.worlds import AbstractWorlds, WorldBelief, WorldsDynamics, around, predict_in
-from refplan.types import Key, Obs, Scalar, Transition
+from refplan.types import Flag, Key, Obs, Scalar, Transition
 
 
 class RefinedWorld(NamedTuple):
@@ -103,15 +108,29 @@ class RefinedWorldsDynamics(AbstractDynamics, AbstractRefinedWorlds):
             action=transition.action * world.gain,
             next_obs=transition.next_obs - world.offset - world.drift - world.climb,
         )
-        return RefinedWorldBelief(world_belief, self.layers.observe(belief.layers, at_home))
+        learned, learns = self.layers.observe(belief.layers, at_home), self.learns(world_belief)
+        layers = jax.tree.map(lambda new, old: jnp.where(learns, new, old), learned, belief.layers)
+        return RefinedWorldBelief(world_belief, layers)
+
+    def believed(self, belief: RefinedWorldBelief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
+        """The world's part: layers are too many to look at."""
+        return self.worlds.believed(belief.world, obs)
+
+    def learns(self, belief: WorldBelief) -> Flag:
+        """Whether an actuator is known to have changed."""
+        return self.worlds.changed(belief)[: self.worlds.action_size].any()
+
+    def away(self, belief: RefinedWorldBelief) -> Flag:
+        """Whether the filter knows of any change."""
+        return self.worlds.away(belief.world)
 
     def sample(self, belief: RefinedWorldBelief, obs: Obs, key: Key) -> RefinedWorld:
         """A world of the filter's, with the layers at their posterior's mean."""
-        return RefinedWorld(self.worlds.sample(belief.world, obs, key), belief.layers.correction)
+        return RefinedWorld(self.worlds.sample(belief.world, obs, key), self._spoken(belief))
 
     def centre(self, belief: RefinedWorldBelief, obs: Obs) -> RefinedWorld:
-        """The centre of both."""
-        return RefinedWorld(self.worlds.centre(belief.world, obs), belief.layers.correction)
+        """The centre of both; with actuators as they were, the ensemble as trained."""
+        return RefinedWorld(self.worlds.centre(belief.world, obs), self._spoken(belief))
 
     def predict(
         self, hypothesis: RefinedWorld, obs: Float[Array, "member obs"], action: Float[Array, "*member act"]
@@ -122,6 +141,9 @@ class RefinedWorldsDynamics(AbstractDynamics, AbstractRefinedWorlds):
             return self.layers.predict(hypothesis.correction, obs, action)
 
         return predict_in(self.worlds.read(hypothesis.latent), home, obs, action)
+
+    def _spoken(self, belief: RefinedWorldBelief) -> Correction:
+        return jnp.where(self.learns(belief.world), belief.layers.correction, 0.0)
 
 
 def refine_worlds(model: Any, **settings: Any) -> RefinedWorldsDynamics:

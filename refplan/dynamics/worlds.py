@@ -33,7 +33,7 @@ from refplan.dynamics.base import (
 )
 from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.errors import RefplanError
-from refplan.types import Action, Key, Obs, Scalar, Transition
+from refplan.types import Action, Flag, Key, Obs, Scalar, Transition
 
 
 class World(NamedTuple):
@@ -228,6 +228,10 @@ class WorldsDynamics(AbstractLatentDynamics, AbstractWorlds):
     def centre(self, belief: WorldBelief, obs: Obs) -> Float[Array, " latent"]:
         """The mean of what has changed, home for the rest."""
         return jnp.where(self.changed(belief), belief.mean, 0.0)
+
+    def away(self, belief: WorldBelief) -> Flag:
+        """Whether any part of m has changed."""
+        return self.changed(belief).any()
 
     def changed(self, belief: WorldBelief) -> Bool[Array, " latent"]:
         """Which parts of m are `significance` standard deviations away from home."""

@@ -52,7 +52,7 @@ class Plan:
     model_settings: tuple[tuple[str, str], ...] = ()
     planner_settings: tuple[tuple[str, str], ...] = ()
     policy: str | None = None  # a foreign policy file, instead of a method
-    belief: str = "worlds"  # what RefPlan believes with: made around the ensemble, or the paper's model, "belief"
+    belief: str = "refined-worlds"  # what RefPlan believes with: made around the ensemble, or the paper's, "belief"
     elsewhere: tuple[str, ...] = ()  # other worlds to evaluate in
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from refplan.agent import AbstractPrior, prior_bound
-from refplan.dynamics.base import AbstractDynamics, AbstractLatentDynamics, Belief
+from refplan.dynamics.base import AbstractDynamics, Belief
 from refplan.errors import RefplanError, unknown_name
 from refplan.planners.core import (
     Mixing,
@@ -26,7 +26,7 @@ from refplan.planners.core import (
     usable,
     weigh,
 )
-from refplan.types import Action, Key, Obs, Scalar, State, Transition
+from refplan.types import Action, Flag, Key, Obs, Scalar, State, Transition
 
 # What the settings that are words may say.
 WORDS = {
@@ -90,12 +90,13 @@ class AbstractPlanner(AbstractPrior):
     kappa: Scalar = eqx.field(converter=jnp.asarray, default=5.0, kw_only=True)
     sigma: Scalar = eqx.field(converter=jnp.asarray, default=0.05, kw_only=True)
     proposal: str = eqx.field(static=True, default="sample", kw_only=True)
-    # How far a sampled proposal goes from the prior's own action: 1, all the way; 0, `proposal="mean"`.
+    # How far a sampled proposal goes from the prior's own action: 1, all the way; 0, `proposal="mean"`. At least 1 in a
+    # world that is known to have changed: there the prior's own action is not the good one it was.
     width: Scalar = eqx.field(converter=jnp.asarray, default=1.0, kw_only=True)
     choice: str = eqx.field(static=True, default="mean", kw_only=True)
     # The share of plans that should take part in the decision; 0: use kappa.
     effective: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
-    # What the weights move: "plans", their mean (eq. 14), or "prior", its own action (see `core.around_own`).
+    # What the weights move: "plans", their mean (eq. 14), or "prior", at home its own action (see `core.around_own`).
     anchor: str = eqx.field(static=True, default="plans", kw_only=True)
 
     def __post_init__(self):
@@ -134,7 +135,7 @@ class AbstractPlanner(AbstractPrior):
         self._check(state, obs)
         key_own, key_consider, key_decide = jr.split(key, 3)
         own, prior_state = self.prior_here(state, obs).act(state.prior, obs, key_own)
-        plan = self.decide(self.consider(state, obs, key_consider), own, key_decide)
+        plan = self.decide(self.consider(state, obs, key_consider), own, key_decide, self.away(state))
         mean, std = self.believed(state.belief, obs)
         plan = plan._replace(belief_mean=mean, belief_std=std)
         known = (~plan.fallback).astype(jnp.float32)  # no weak type: another one would compile every act twice
@@ -162,7 +163,11 @@ class AbstractPlanner(AbstractPrior):
         """The prior as the belief would have it."""
         return self.prior
 
-    def decide(self, considered: Considered, own: Action, key: Key) -> Plan:
+    def away(self, state: PlannerState) -> Flag:
+        """Whether this is known to be another world than the prior's: then being near the prior is no virtue."""
+        return jnp.zeros((), bool)
+
+    def decide(self, considered: Considered, own: Action, key: Key, away: Flag | bool = False) -> Plan:
         """Weigh the plans in every world (eq. 9) and average over worlds (eq. 14); `own` is the way out."""
         proposals, returns, scores, sound = considered
         wanted = jnp.maximum(self.effective * self.plans, 1.0)
@@ -175,7 +180,7 @@ class AbstractPlanner(AbstractPrior):
         if self.choice == "resample":
             mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
         if self.anchor == "prior":
-            mean_plan = around_own(mean_plan, proposals, sound, own)
+            mean_plan = jnp.where(away, mean_plan, around_own(mean_plan, proposals, sound, own))
             mean_plan = jnp.clip(mean_plan, self.low[None], self.high[None])
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
@@ -226,17 +231,19 @@ class AbstractModelPlanner(AbstractPlanner):
         return self.prior.under(self.model.centre(state.belief, obs))
 
     def believed(self, belief: Belief, obs: Obs) -> tuple[Float[Array, " latent"], Float[Array, " latent"]]:
-        """The posterior of a latent model."""
-        if not isinstance(self.model, AbstractLatentDynamics):
-            return jnp.zeros(0), jnp.zeros(0)
-        mean, log_var = self.model.posterior(belief, obs)
-        return mean, jnp.exp(0.5 * log_var)
+        """The model's."""
+        return self.model.believed(belief, obs)
+
+    def away(self, state: PlannerState) -> Flag:
+        """As the model believes."""
+        return self.model.away(state.belief)
 
     def imagine(self, state: PlannerState, obs: Obs, key: Key) -> Any:
         """The prior's proposals, rolled through the model at the belief's centre (see `core.propose`)."""
         last = jnp.concatenate([state.previous[1:], state.previous[-1:]]) if self.shift else state.previous
         options: dict[str, Any] = {"plans": self.plans, "sigma": self.sigma, "low": self.low, "high": self.high}
-        options |= {"proposal": self.proposal, "width": self.width, "discount": self.discount}
+        width = jnp.where(self.away(state), jnp.maximum(self.width, 1.0), self.width)
+        options |= {"proposal": self.proposal, "width": width, "discount": self.discount}
         centre = self.model.centre(state.belief, obs)
         mixing = Mixing(last, self.mixing * state.known)
         return propose(self.prior.under(centre), self.model, state.prior, centre, obs, key, mixing=mixing, **options)

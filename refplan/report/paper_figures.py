@@ -66,7 +66,8 @@ def _dots(plt: Any, recipe: Recipe, rows: Rows) -> Any:
     for agent in agents:
         axes[0, 0].plot([], [], "o", color=_colour(agent, agents), label=agent)
     axes[0, 0].plot([], [], "D", markerfacecolor="none", color="0.3", label="paper")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")  # over no mark
+    # Over no mark and no title.
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return figure
 
 
