@@ -314,6 +314,8 @@ def test_presets_reach_the_planner():
         pytest.approx(0.3),
         pytest.approx(0.1),
     )
+    away = planner_settings_of(make_planner("refplan", prior_with_bounds(), LinearModel(), preset="away"))
+    assert (away["anchor"], away["width"], away["effective"]) == ("own", 1.0, pytest.approx(0.1))
     mppi = planner_settings_of(make_planner("mppi", prior_with_bounds(), LinearModel(), preset="careful"))
     assert (mppi["anchor"], mppi["width"]) == ("plans", 1.0), "for those it was measured with"
     with pytest.raises(RefplanError, match="unknown setting of planner 'loop' 'latents'"):

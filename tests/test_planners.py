@@ -106,6 +106,17 @@ def test_away_from_home_nothing_holds_a_careful_planner_at_the_prior(kind):
     assert np.array_equal(*(plan.proposals for plan in wide)), "what is wider already stays as it is"
 
 
+@pytest.mark.parametrize("kind", PLANNERS.values(), ids=PLANNERS)
+def test_with_the_own_action_as_anchor_only_another_world_is_planned_for(kind):
+    at_home = planner(kind, anchor="own")
+    plan = make_plan(at_home)
+    own, _ = at_home.prior.act(at_home.prior.start(), OBS, jr.key(0))
+    np.testing.assert_array_equal(plan.action, own)
+    assert not plan.fallback, "it is a choice, not an accident"
+    elsewhere, free = make_plan(planner(kind, ElsewhereModel(), anchor="own")), make_plan(planner(kind))
+    np.testing.assert_array_equal(elsewhere.action, free.action)
+
+
 def test_an_anchor_ignores_what_is_not_a_number():
     proposals, mean = jnp.asarray([[[1.0]], [[jnp.nan]], [[3.0]], [[9.0]]]), jnp.asarray([[2.5]])
     scored = jnp.asarray([True, True, True, False])

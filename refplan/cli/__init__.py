@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from refplan.cli import bench, data, demo, diagnose, evaluate, fit, plot, report, reproduce, run, tune, worlds
+from refplan.cli import advise, bench, data, demo, diagnose, evaluate, fit, plot, report, reproduce, run, tune, worlds
 from refplan.errors import RefplanError
 
-COMMANDS = (demo, run, data, fit, diagnose, evaluate, tune, reproduce, plot, report, worlds, bench)
+COMMANDS = (demo, run, data, fit, diagnose, evaluate, advise, tune, reproduce, plot, report, worlds, bench)
 
 
 class _Parser(argparse.ArgumentParser):

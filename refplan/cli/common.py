@@ -64,3 +64,17 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     show(table)
+
+
+def logged_data(folder: str, source: str | None) -> Any:
+    """The dataset a user named, else what a run folder says it was trained on."""
+    from pathlib import Path
+
+    from refplan.data.sources import load
+    from refplan.errors import RefplanError
+    from refplan.store import read_tables
+
+    source = source or read_tables(Path(folder)).get("data", {}).get("source")
+    if not source:
+        raise RefplanError(f"{folder}: does not say which data it was trained on; name some with --data.")
+    return load(source)

@@ -46,7 +46,10 @@ def add_planner_options(parser: argparse.ArgumentParser) -> None:
     for name, about in AROUND.items():
         belief.add_argument(f"--{name}", dest="around", action="store_const", const=name, default="", help=about)
     group.add_argument(
-        "--preset", default="default", help="default, careful (near the prior), fixed (one for all), paper (its picks)"
+        "--preset",
+        default="default",
+        help="default, careful (near the prior), away (plans in changed worlds only), fixed (one for all), paper (its "
+        "picks)",
     )
     for name, about in SHORTCUTS.items():
         group.add_argument(f"--{name}", metavar="N", help=about)

@@ -30,7 +30,9 @@ def add(commands: Any) -> None:
         "--also-in", default="", metavar="TASKS", help="other worlds to evaluate in, e.g. halfcheetah-steep"
     )
     parser.add_argument("--preset", default="cpu", help="of prior and models: cpu or paper (default cpu)")
-    parser.add_argument("--planner-preset", default="default", help="of planners: default, careful, fixed or paper")
+    parser.add_argument(
+        "--planner-preset", default="default", help="of planners: default, careful, away, fixed or paper"
+    )
     parser.add_argument("--episodes", type=count, default=10, help="per planner and seed (default 10)")
     parser.add_argument("--seeds", type=count, default=1, help="how often everything is done anew (default 1)")
     parser.add_argument("--steps", type=count, help="updates of the prior (default: the preset's)")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, count, print_json, print_table
+from refplan.cli.common import add_json, add_seed, count, logged_data, print_json, print_table
 
 Objective = Callable[[dict[str, Any]], tuple[float, dict[str, float]]]
 
@@ -115,7 +115,7 @@ def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) ->
     from refplan.experiments.imagined import Judge, held_out_starts, imagined_returns, logged_range
 
     planner = make({})
-    model, data = _judge_model(args), _data(args)
+    model, data = _judge_model(args), logged_data(args.folder, args.data)
     judge = Judge(model, _critic(args, planner.prior, data), planner.discount, logged_range(data))
     key_starts, key = jr.split(jr.key(args.seed))
     starts = jnp.asarray(held_out_starts(data, args.starts, key=key_starts))
@@ -126,17 +126,6 @@ def _offline(args: argparse.Namespace, make: Callable[[dict[str, Any]], Any]) ->
         return float(returns.mean()), {"episodes": 0.0, "steps": 0.0, "seconds": time.perf_counter() - begun}
 
     return objective
-
-
-def _data(args: argparse.Namespace) -> Any:
-    from refplan.data.sources import load
-    from refplan.errors import RefplanError
-    from refplan.store import read_tables
-
-    source = args.data or read_tables(Path(args.folder)).get("data", {}).get("source")
-    if not source:
-        raise RefplanError(f"{args.folder}: does not say which data it was trained on; name some with --data.")
-    return load(source)
 
 
 def _critic(args: argparse.Namespace, prior: Any, data: Any) -> Any:

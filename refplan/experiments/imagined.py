@@ -29,7 +29,7 @@ class Judge(NamedTuple):
     """A world to be tried in and a value for where it stops; neither may be what the planner itself plans with."""
 
     model: AbstractDynamics
-    critic: AbstractPrior
+    critic: AbstractPrior | None  # None: what comes after the last step counts nothing
     discount: Scalar
     range: Range | None = None  # what may be imagined; None: anything
 
@@ -72,7 +72,7 @@ def imagined_returns(
 
         start = (agent.start(), obs, jnp.ones((), bool), jnp.zeros(()), jnp.ones(()))
         (_, obs, alive, total, factor), _ = jax.lax.scan(step, start, jr.split(key, steps))
-        left = judge.critic.value(judge.critic.start(), obs)
+        left = 0.0 if judge.critic is None else judge.critic.value(judge.critic.start(), obs)
         return total + factor * jnp.where(alive, left, 0.0)
 
     return jax.vmap(one)(starts, jnp.arange(len(starts)), jr.split(key, len(starts)))

@@ -36,7 +36,7 @@ WORDS = {
     "choice": ("mean", "resample"),
     "value_at_end": ("prior", "none"),
     "across": ("weights", "scores"),
-    "anchor": ("plans", "prior"),
+    "anchor": ("plans", "prior", "own"),
 }
 COUNTS = ("plans", "horizon", "latents", "repeats")
 SHARES = ("effective", "share", "mixing", "discount")  # between 0 and 1
@@ -97,6 +97,7 @@ class AbstractPlanner(AbstractPrior):
     # The share of plans that should take part in the decision; 0: use kappa.
     effective: Scalar = eqx.field(converter=jnp.asarray, default=0.0, kw_only=True)
     # What the weights move: "plans", their mean (eq. 14), or "prior", at home its own action (see `core.around_own`).
+    # "own": at home nothing, the prior acts by itself; away from home the plans.
     anchor: str = eqx.field(static=True, default="plans", kw_only=True)
 
     def __post_init__(self):
@@ -182,6 +183,8 @@ class AbstractPlanner(AbstractPrior):
         if self.anchor == "prior":
             mean_plan = jnp.where(away, mean_plan, around_own(mean_plan, proposals, sound, own))
             mean_plan = jnp.clip(mean_plan, self.low[None], self.high[None])
+        if self.anchor == "own":
+            mean_plan = jnp.where(away, mean_plan, mean_plan.at[0].set(own))
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
         safe = jnp.where(jnp.isfinite(own), own, middle)

@@ -1,4 +1,4 @@
-"""Settings of planners by name: `default` (by evidence on three robots), `careful`, `fixed` (one for all), `paper`."""
+"""Settings of planners by name: `default` (by evidence), `careful`, `away`, `fixed` (one for all), `paper`."""
 
 import csv
 import dataclasses
@@ -15,12 +15,14 @@ from refplan.planners.base import AbstractModelPlanner, AbstractPlanner, check_v
 from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
-PRESETS = ("default", "careful", "fixed", "paper")
+PRESETS = ("default", "careful", "away", "fixed", "paper")
 # Kappa is found in every decision, unless it is given: raw kappa depends on the critic's scale (docs/settings.md).
 DEFAULT = {"effective": 0.1}
 # Near the prior's own action: where a critic cannot tell good actions apart, following it far leads to a fall.
 CAREFUL = DEFAULT | {"anchor": "prior", "width": 0.3}
-OWN = {"default": DEFAULT, "careful": CAREFUL}  # ours; the others are the paper's
+# The prior by itself, until the belief knows of another world: for a prior that is too good to be planned on.
+AWAY = DEFAULT | {"anchor": "own"}
+OWN = {"default": DEFAULT, "careful": CAREFUL, "away": AWAY}  # ours; the others are the paper's
 SOFT = ("loop", "refplan")  # what that was measured for; MPPI and the control keep their own kappa
 # The most frequent of the paper's 75 picks: one setting for every dataset, so that nothing is picked by its result.
 FIXED = {"horizon": 4, "sigma": 0.05, "kappa": 5.0, "latents": 16, "penalty": 0.1}

@@ -1,0 +1,70 @@
+"""`refplan advise`: whether to plan on a prior at all, and how far from it, without touching the task."""
+
+import argparse
+from typing import Any
+
+from refplan.cli.common import add_json, add_seed, count, print_json, print_table
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "advise",
+        help="whether to plan at all, and how far from the prior",
+        description="Play the prior and a planner's presets in the learned model, from logged starts, and say which "
+        "preset to use. Near a very good prior a planner can do harm; this asks the model before the world has to "
+        "answer. The model is the one the planner plans in, so what it says is an optimist's opinion.",
+    )
+    parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
+    parser.add_argument("--planner", default="refplan", help="loop or refplan (default refplan)")
+    parser.add_argument("--episodes", type=count, default=30, help="imagined episodes (default 30)")
+    parser.add_argument("--steps", type=count, default=200, help="steps of each (default 200)")
+    parser.add_argument("--data", help="name or path of the logged data (default: what the run was trained on)")
+    add_seed(parser)
+    add_json(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play, compare, say."""
+    import sys
+
+    import jax.random as jr
+
+    from refplan.cli.agents import PlannerChoice, model_of_run, plan_with
+    from refplan.cli.common import logged_data
+    from refplan.errors import RefplanError, unknown_name
+    from refplan.experiments.advise import advise
+    from refplan.planners.presets import SOFT
+    from refplan.store import load_run
+
+    if args.planner not in SOFT:
+        raise unknown_name("planner that has these presets", args.planner, SOFT)
+    prior = load_run(args.folder).get("prior")
+    if prior is None:
+        raise RefplanError(f"{args.folder}: no prior in it. refplan run makes a folder that has all.")
+
+    def choice(preset: str) -> PlannerChoice:
+        return PlannerChoice(args.planner, None, preset, {})
+
+    model = model_of_run(choice("default"), args.folder)
+    advice = advise(
+        prior,
+        lambda preset: plan_with(prior, args.folder, choice(preset)),
+        model,
+        logged_data(args.folder, args.data),
+        key=jr.key(args.seed),
+        episodes=args.episodes,
+        steps=args.steps,
+        say=(lambda text: None) if args.json else lambda text: print(text, file=sys.stderr),
+    )
+    gains = {preset: advice.gain(preset) for preset in advice.planned}
+    if args.json:
+        rows = {preset: {"gain": mean, "error": error} for preset, (mean, error) in gains.items()}
+        alone = float(advice.alone.mean())
+        print_json({"planner": args.planner, "alone": alone, "presets": rows, "choice": advice.choice})
+        return 0
+    table = [[preset, f"{mean:+.1f} ± {error:.1f}"] for preset, (mean, error) in gains.items()]
+    print_table(["preset", "imagined gain over the prior"], table)
+    print(f"use it: refplan evaluate {args.folder} --planner {args.planner} --preset {advice.choice}")
+    return 0

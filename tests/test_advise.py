@@ -1,0 +1,91 @@
+"""Advice before planning: the model is asked whether a planner would do harm, and a good prior is left alone."""
+
+import json
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from models import GAMMA, LinearModel, LinearPrior, riccati
+
+from refplan.cli import main
+from refplan.data.assemble import make_dataset
+from refplan.errors import RefplanError
+from refplan.experiments.advise import Advice, advise
+from refplan.planners.loop import LOOP
+
+SMALL_MODEL = ["--set-model", "members=2", "--set-model", "elites=2", "--set-model", "hidden=16,16"]
+SMALL_MODEL += ["--set-model", "epochs=1", "--set-planner", "plans=8"]
+TINY = ["--steps", "20", "--episodes", "1", "--set-prior", "hidden=8,8", "--set-prior", "batch_size=16"]
+
+P, K = riccati()
+
+
+def logged():
+    """Rows wide enough that nothing imagined leaves their range."""
+    random = np.random.default_rng(0)
+    obs = random.normal(size=(200, 2)).astype(np.float32)
+    obs[1:3] = [[-9, -9], [9, 9]]  # no episode starts there
+    rewards = np.linspace(-900, 0, 200)
+    return make_dataset(
+        obs,
+        np.zeros((200, 1), np.float32),
+        rewards,
+        np.zeros(200, bool),
+        np.arange(200) % 5 == 4,
+        next_observations=obs,
+    )
+
+
+def ask(prior, agents, **options):
+    said: list[str] = []
+    options = {"key": jr.key(0), "episodes": 12, "steps": 30, "presets": tuple(agents), "say": said.append} | options
+    return advise(prior, agents.__getitem__, LinearModel(), logged(), **options), said
+
+
+def test_what_earns_less_than_the_prior_in_the_model_is_not_advised():
+    """The Riccati controller is the best there is in this world: nothing planned on it by a bad critic gains."""
+    best = LinearPrior(K, P)
+    advice, said = ask(best, {"careful": best, "default": LinearPrior(0.5 * K, P)})
+    assert advice.gain("careful") == (0.0, 0.0), "the same agent meets the same episodes"
+    assert advice.gain("default")[0] < 0.0 and advice.choice == "away"
+    assert len(said) == 3 and "12 imagined episodes" in said[0]
+
+
+def test_a_weak_prior_is_planned_on():
+    weak = LinearPrior(0.3 * K, P, spread=2.0)
+    box = {"low": [-8.0], "high": [8.0]}
+    planner = LOOP(weak, LinearModel(), plans=40, discount=GAMMA, kappa=10.0, **box)
+    advice, _ = ask(weak, {"careful": weak, "default": planner})
+    mean, error = advice.gain("default")
+    assert mean > error > 0.0 and advice.choice == "default"
+
+
+def test_a_gain_within_its_error_is_no_gain():
+    alone = np.zeros(4)
+    unsure, sure = np.array([9.0, -8.0, 9.0, -8.0]), np.array([0.2, 0.3, 0.2, 0.3])
+    assert Advice(alone, {"default": unsure}).choice == "away"
+    assert Advice(alone, {"careful": sure, "default": unsure}).choice == "careful"
+    assert Advice(alone, {"careful": sure, "default": 2 * sure}).choice == "default"
+    assert Advice(alone, {"default": sure}).gain("default") == pytest.approx((0.25, np.std(sure, ddof=1) / 2))
+
+
+def test_bad_questions_are_refused():
+    prior = LinearPrior(K, P)
+    with pytest.raises(RefplanError, match="at least 2 episodes"):
+        ask(prior, {}, episodes=1)
+    with pytest.raises(RefplanError, match="default earns nan in the model"):
+        ask(prior, {"default": LinearPrior(jnp.nan * K, P)})
+
+
+def test_the_command_says_which_preset_to_use(tmp_path, capsys):
+    pytest.importorskip("mujoco")
+    run = ["run", "hopper-medium-replay-tiny", "--out", str(tmp_path / "x"), "--planners", "prior,loop,refplan"]
+    assert main([*run, *TINY, *SMALL_MODEL]) == 0
+    capsys.readouterr()
+    assert main(["advise", str(tmp_path / "x"), "--episodes", "2", "--steps", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["presets"]) == {"careful", "default"} and found["choice"] in ("away", "careful", "default")
+    assert main(["advise", str(tmp_path / "x"), "--planner", "mppi"]) == 2
+    assert "unknown planner" in capsys.readouterr().err
+    assert main(["advise", str(tmp_path / "x"), "--episodes", "1", "--steps", "3"]) == 2
