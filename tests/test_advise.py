@@ -80,12 +80,13 @@ def test_bad_questions_are_refused():
 
 def test_the_command_says_which_preset_to_use(tmp_path, capsys):
     pytest.importorskip("mujoco")
-    run = ["run", "hopper-medium-replay-tiny", "--out", str(tmp_path / "x"), "--planners", "prior,loop,refplan"]
+    run = ["run", "hopper-medium-replay-tiny", "--out", str(tmp_path / "x"), "--planners", "prior,loop"]
     assert main([*run, *TINY, *SMALL_MODEL]) == 0
     capsys.readouterr()
     assert main(["advise", str(tmp_path / "x"), "--episodes", "2", "--steps", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["presets"]) == {"careful", "default"} and found["choice"] in ("away", "careful", "default")
-    assert main(["advise", str(tmp_path / "x"), "--planner", "mppi"]) == 2
-    assert "unknown planner" in capsys.readouterr().err
     assert main(["advise", str(tmp_path / "x"), "--episodes", "1", "--steps", "3"]) == 2
+    assert "at least 2 episodes" in capsys.readouterr().err
+    assert main(["advise", str(tmp_path)]) == 2
+    assert "refplan: error" in capsys.readouterr().err

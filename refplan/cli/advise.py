@@ -11,12 +11,12 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "advise",
         help="whether to plan at all, and how far from the prior",
-        description="Play the prior and a planner's presets in the learned model, from logged starts, and say which "
-        "preset to use. Near a very good prior a planner can do harm; this asks the model before the world has to "
-        "answer. The model is the one the planner plans in, so what it says is an optimist's opinion.",
+        description="Play the prior alone and with LOOP's presets in the learned model, from logged starts, and say "
+        "which preset to use (at home, RefPlan over worlds is LOOP). Near a very good prior a planner can do harm; this "
+        "asks the model before the world has to answer. The model is the one the planner plans in, so what it says is "
+        "an optimist's opinion.",
     )
     parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
-    parser.add_argument("--planner", default="refplan", help="loop or refplan (default refplan)")
     parser.add_argument("--episodes", type=count, default=30, help="imagined episodes (default 30)")
     parser.add_argument("--steps", type=count, default=200, help="steps of each (default 200)")
     parser.add_argument("--data", help="name or path of the logged data (default: what the run was trained on)")
@@ -33,19 +33,16 @@ def run(args: argparse.Namespace) -> int:
 
     from refplan.cli.agents import PlannerChoice, model_of_run, plan_with
     from refplan.cli.common import logged_data
-    from refplan.errors import RefplanError, unknown_name
+    from refplan.errors import RefplanError
     from refplan.experiments.advise import advise
-    from refplan.planners.presets import SOFT
     from refplan.store import load_run
 
-    if args.planner not in SOFT:
-        raise unknown_name("planner that has these presets", args.planner, SOFT)
     prior = load_run(args.folder).get("prior")
     if prior is None:
         raise RefplanError(f"{args.folder}: no prior in it. refplan run makes a folder that has all.")
 
     def choice(preset: str) -> PlannerChoice:
-        return PlannerChoice(args.planner, None, preset, {})
+        return PlannerChoice("loop", None, preset, {})
 
     model = model_of_run(choice("default"), args.folder)
     advice = advise(
@@ -62,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         rows = {preset: {"gain": mean, "error": error} for preset, (mean, error) in gains.items()}
         alone = float(advice.alone.mean())
-        print_json({"planner": args.planner, "alone": alone, "presets": rows, "choice": advice.choice})
+        print_json({"alone": alone, "presets": rows, "choice": advice.choice})
         return 0
     table = [[preset, f"{mean:+.1f} ± {error:.1f}"] for preset, (mean, error) in gains.items()]
     print_table(["preset", "imagined gain over the prior"], table)
-    print(f"use it: refplan evaluate {args.folder} --planner {args.planner} --preset {advice.choice}")
+    print(f"use it: refplan evaluate {args.folder} --planner refplan --preset {advice.choice}")
     return 0
