@@ -12,9 +12,9 @@ def add(commands: Any) -> None:
         "advise",
         help="whether to plan at all, and how far from the prior",
         description="Play the prior alone and with LOOP's presets in the learned model, from logged starts, and say "
-        "which preset to use (at home, RefPlan over worlds is LOOP). Near a very good prior a planner can do harm; this "
-        "asks the model before the world has to answer. The model is the one the planner plans in, so what it says is "
-        "an optimist's opinion.",
+        "which preset to use (at home, RefPlan over worlds is LOOP). Near a very good prior a planner can do harm; "
+        "this asks the model before the world has to answer. The model is the one the planner plans in, so what it "
+        "says is an optimist's opinion.",
     )
     parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
     parser.add_argument("--episodes", type=count, default=30, help="imagined episodes (default 30)")
