@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from refplan.cli.common import add_json, add_seed, count, print_json, print_table
+from refplan.cli.common import add_json, add_seed, count, logged_data, print_json, print_table
 
 
 def add(commands: Any) -> None:
@@ -31,23 +31,15 @@ def run(args: argparse.Namespace) -> int:
 
     import jax.random as jr
 
-    from refplan.cli.agents import PlannerChoice, model_of_run, plan_with
-    from refplan.cli.common import logged_data
-    from refplan.errors import RefplanError
+    from refplan.cli.agents import PlannerChoice, model_of_run, prior_of_run
     from refplan.experiments.advise import advise
-    from refplan.store import load_run
+    from refplan.planners.presets import make_planner
 
-    prior = load_run(args.folder).get("prior")
-    if prior is None:
-        raise RefplanError(f"{args.folder}: no prior in it. refplan run makes a folder that has all.")
-
-    def choice(preset: str) -> PlannerChoice:
-        return PlannerChoice("loop", None, preset, {})
-
-    model = model_of_run(choice("default"), args.folder)
+    prior = prior_of_run(args.folder)
+    model = model_of_run(PlannerChoice("loop", None, "default", {}), args.folder)
     advice = advise(
         prior,
-        lambda preset: plan_with(prior, args.folder, choice(preset)),
+        lambda preset: make_planner("loop", prior, model, preset=preset),
         model,
         logged_data(args.folder, args.data),
         key=jr.key(args.seed),

@@ -40,6 +40,16 @@ def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> Abstr
     return make_planner(choice.name, prior, model, changes=choice.changes, **options)
 
 
+def prior_of_run(folder: str) -> AbstractPrior:
+    """The prior of a run folder, if it can be planned on."""
+    from refplan.store import load_run
+
+    prior = load_run(folder).get("prior")
+    if not isinstance(prior, AbstractPrior):
+        raise RefplanError(f"{folder}: no prior with a value in it. refplan run makes a folder that has all.")
+    return prior
+
+
 def model_of_run(choice: PlannerChoice, source: str) -> AbstractDynamics:
     """The model a planner plans with: of --model, or of the prior's own run folder."""
     from refplan.dynamics.around import AROUND, believe

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refplan.cli.common import add_json, add_seed, count, print_json
+from refplan.cli.common import add_json, add_seed, count, logged_data, print_json
 
 if TYPE_CHECKING:
     from refplan.agent import AbstractAgent
@@ -112,13 +112,7 @@ def _datasets(args: argparse.Namespace, parts: dict[str, Any], key: "Key") -> di
     """The home data and fresh episodes of every world asked for."""
     import jax.random as jr
 
-    from refplan.data.sources import load
-    from refplan.errors import RefplanError
-
-    source = args.data or parts.get("data", {}).get("source")
-    if not source:
-        raise RefplanError(f"{args.folder}: does not say which data it was trained on; name some with --data.")
-    found = {"home": load(source)}
+    found = {"home": logged_data(args.folder, args.data)}
     worlds = [name for group in args.world for name in group.split(",") if name]
     for number, name in enumerate(worlds):
         task = find_world(name, parts.get("data", {}).get("task") or found["home"].task.name)

@@ -72,18 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[[dict[str, Any]], Any]:
-    from refplan.agent import AbstractPrior
-    from refplan.cli.agents import PlannerChoice, model_of_run
-    from refplan.errors import RefplanError, unknown_name
+    from refplan.cli.agents import PlannerChoice, model_of_run, prior_of_run
+    from refplan.errors import unknown_name
     from refplan.experiments.line import MODEL_OF
     from refplan.planners.presets import make_planner
-    from refplan.store import load_run
 
     if args.planner not in MODEL_OF:
         raise unknown_name("planner with settings to find", args.planner, MODEL_OF)
-    prior = load_run(args.folder).get("prior")
-    if not isinstance(prior, AbstractPrior):
-        raise RefplanError(f"{args.folder}: no prior with a value in it. refplan run makes a folder that has all.")
+    prior = prior_of_run(args.folder)
     model = model_of_run(PlannerChoice(args.planner, None, "default", {}), args.folder)
     return lambda settings: make_planner(args.planner, prior, model, changes={**fixed, **settings})
 

@@ -180,11 +180,10 @@ class AbstractPlanner(AbstractPrior):
         mean_plan = combine(jnp.where(jnp.isfinite(proposals), proposals, 0.0), kept)
         if self.choice == "resample":
             mean_plan = proposals[jr.categorical(key, jnp.log(jnp.mean(kept, axis=0)))]
-        if self.anchor == "prior":
-            mean_plan = jnp.where(away, mean_plan, around_own(mean_plan, proposals, sound, own))
-            mean_plan = jnp.clip(mean_plan, self.low[None], self.high[None])
-        if self.anchor == "own":
-            mean_plan = jnp.where(away, mean_plan, mean_plan.at[0].set(own))
+        if self.anchor != "plans":
+            moved = self.anchor == "prior"
+            near = around_own(mean_plan, proposals, sound, own) if moved else mean_plan.at[0].set(own)
+            mean_plan = jnp.clip(jnp.where(away, mean_plan, near), self.low[None], self.high[None])
         fallback = ~good.any() | ~jnp.isfinite(mean_plan).all()
         middle = 0.5 * (self.low + self.high)
         safe = jnp.where(jnp.isfinite(own), own, middle)
