@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from refplan.agent import RandomAgent
-from refplan.cli import main
+from refplan.cli import build_parser, main
+from refplan.cli.run import make_plan
 from refplan.collect.rollout import roll_out
 from refplan.data.envs import world_version
 from refplan.data.hdf5 import save_hdf5
@@ -104,6 +105,14 @@ def test_which_models_a_plan_needs():
     assert Plan(method="mopo", planners=("prior",)).models == ("ensemble",)
     with pytest.raises(RefplanError, match="unknown planner 'lop'"):
         Plan(planners=("lop",))
+
+
+@pytest.mark.parametrize(("words", "belief"), [([], "refined-worlds"), (["--model", "worlds"], "worlds")])
+def test_the_model_refplan_believes_with_is_an_option(words, belief):
+    args = build_parser().parse_args(["run", "data", "--out", "x", *words])
+    assert make_plan(args) == Plan(belief=belief)
+    if words:
+        assert make_plan(build_parser().parse_args(["run", "data", "--out", "x", "--belief", words[1]])).belief == belief
 
 
 def test_the_command_makes_a_run_folder_and_repeats_nothing(tmp_path, capsys):

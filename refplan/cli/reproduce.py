@@ -23,10 +23,12 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", default="reproduce", metavar="DIR", help="where everything goes (default reproduce/)")
     parser.add_argument("--data", metavar="DIR", help="folder of datasets (default data/ if there is one, else D4RL's)")
     parser.add_argument(
+        "--model",
         "--belief",
+        dest="belief",
         default="belief",
         metavar="MODELS",
-        help="by commas: belief (the default), worlds, refined, refined-worlds",
+        help="what RefPlan believes with, by commas: belief (the default), worlds, refined, refined-worlds",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change the scale, e.g. priors=cql or seeds=3"

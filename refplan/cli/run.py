@@ -21,10 +21,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--policy", metavar="FILE", help="plan on this policy instead (SB3, d3rlpy, CORL, ONNX, npz)")
     parser.add_argument("--planners", default="prior,loop,refplan", help="separated by commas (default %(default)s)")
     parser.add_argument(
+        "--model",
         "--belief",
+        dest="belief",
         default="refined-worlds",
-        help="what refplan believes with: refined-worlds, worlds, refined (all around the ensemble) or belief (the "
-        "paper's); default %(default)s",
+        metavar="MODEL",
+        help="the model refplan believes with: refined-worlds, worlds, refined (all around the ensemble) or belief "
+        "(the paper's); default %(default)s",
     )
     parser.add_argument(
         "--also-in", default="", metavar="TASKS", help="other worlds to evaluate in, e.g. halfcheetah-steep"
