@@ -1,6 +1,10 @@
 """Advice before planning: the model is asked whether a planner would do harm, and a good prior is left alone."""
 
+import contextlib
+import io
 import json
+import re
+import shutil
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -13,6 +17,8 @@ from refplan.data.assemble import make_dataset
 from refplan.errors import RefplanError
 from refplan.experiments.advise import Advice, advise
 from refplan.planners.loop import LOOP
+from refplan.planners.presets import planner_settings
+from refplan.store import read_results, read_tables, save
 
 SMALL_MODEL = ["--set-model", "members=2", "--set-model", "elites=2", "--set-model", "hidden=16,16"]
 SMALL_MODEL += ["--set-model", "epochs=1", "--set-planner", "plans=8"]
@@ -66,8 +72,15 @@ def test_a_gain_within_its_error_is_no_gain():
     unsure, sure = np.array([9.0, -8.0, 9.0, -8.0]), np.array([0.2, 0.3, 0.2, 0.3])
     assert Advice(alone, {"default": unsure}).choice == "away"
     assert Advice(alone, {"careful": sure, "default": unsure}).choice == "careful"
-    assert Advice(alone, {"careful": sure, "default": 2 * sure}).choice == "default"
+    assert Advice(alone, {"careful": unsure, "default": sure}).choice == "default"
     assert Advice(alone, {"default": sure}).gain("default") == pytest.approx((0.25, np.std(sure, ddof=1) / 2))
+
+
+def test_of_two_that_gain_the_one_nearer_to_the_prior_is_advised():
+    """A model flatters a planner the more, the farther it goes from the data."""
+    alone, gain = np.zeros(4), np.array([0.2, 0.3, 0.2, 0.3])
+    assert Advice(alone, {"careful": gain, "default": 9 * gain}).choice == "careful"
+    assert Advice(alone, {"careful": -gain, "default": 9 * gain}).choice == "default"
 
 
 def test_bad_questions_are_refused():
@@ -78,15 +91,54 @@ def test_bad_questions_are_refused():
         ask(prior, {"default": LinearPrior(jnp.nan * K, P)})
 
 
-def test_the_command_says_which_preset_to_use(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A run whose model was asked before anything was planned: (folder, command, what was said)."""
     pytest.importorskip("mujoco")
-    run = ["run", "hopper-medium-replay-tiny", "--out", str(tmp_path / "x"), "--planners", "prior,loop"]
-    assert main([*run, *TINY, *SMALL_MODEL]) == 0
-    capsys.readouterr()
-    assert main(["advise", str(tmp_path / "x"), "--episodes", "2", "--steps", "3", "--json"]) == 0
+    folder, said = tmp_path_factory.mktemp("asked") / "x", io.StringIO()
+    command = ["run", "hopper-medium-replay-tiny", "--out", str(folder), "--planners", "prior,loop"]
+    with contextlib.redirect_stdout(said):
+        assert main([*command, *TINY, *SMALL_MODEL, "--planner-preset", "advised"]) == 0
+    return folder, [*command, *TINY, *SMALL_MODEL], said.getvalue()
+
+
+def test_a_run_does_what_its_model_advises(asked, capsys):
+    folder, command, said = asked
+    choice = read_tables(folder)["advice"]["choice"]
+    assert f"advised: {choice}" in said and "[7/7]" in said, "every stage is counted"
+    alone, planned = read_results(folder / "results.csv")
+    assert json.loads(planned["settings"])["advised"] == choice and "advised" not in json.loads(alone["settings"])
+    width = planner_settings("careful")["width"] if choice == "careful" else 1.0
+    assert json.loads(planned["settings"])["width"] == pytest.approx(width)
+    assert main([*command, "--planner-preset", "advised", "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err.count("there already") == 7, "neither the model nor the task is asked twice"
+    assert json.loads(again.out)[1]["return"] == pytest.approx(float(planned["return"]))
+    by_name = [*command, "--out", str(folder), "--planner-preset", choice]
+    assert main(by_name) == 0
+    assert "evaluation-loop: there already" in capsys.readouterr().out, "advised or named, it is the same evaluation"
+
+
+def test_a_kept_advice_can_be_followed_later(asked, tmp_path, capsys):
+    folder, _, _ = asked
+    shutil.copytree(folder, tmp_path / "x")
+    save(tmp_path / "x", advice={"choice": "away"})
+    alone = ["evaluate", str(tmp_path / "x"), "--episodes", "2", "--json"]
+    advised = [*alone, "--planner", "loop", "--preset", "advised"]
+    assert main(alone) == main(advised) == 0
+    first, second = (json.loads(text)[0] for text in re.split(r"(?<=\n\])\n", capsys.readouterr().out.strip()))
+    assert first["return"] == pytest.approx(second["return"]), "it said that the prior should act by itself"
+    save(tmp_path / "x", without=("advice",))
+    assert main(advised) == 2
+    assert "ask 'refplan advise RUN'" in capsys.readouterr().err
+
+
+def test_the_command_says_which_preset_to_use(asked, tmp_path, capsys):
+    folder, _, _ = asked
+    assert main(["advise", str(folder), "--episodes", "2", "--steps", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["presets"]) == {"careful", "default"} and found["choice"] in ("away", "careful", "default")
-    assert main(["advise", str(tmp_path / "x"), "--episodes", "1", "--steps", "3"]) == 2
+    assert main(["advise", str(folder), "--episodes", "1", "--steps", "3"]) == 2
     assert "at least 2 episodes" in capsys.readouterr().err
     assert main(["advise", str(tmp_path)]) == 2
     assert "refplan: error" in capsys.readouterr().err

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from refplan.agent import AbstractAgent
-from refplan.bench.estimate import START_S, Speed, cell_seconds
+from refplan.bench.estimate import START_S, STEP_S, Speed, cell_seconds
 from refplan.cli import main
 from refplan.data.envs import KNOWN_ENVS
 from refplan.dynamics.worlds import AbstractWorlds
@@ -206,6 +206,22 @@ def test_another_belief_model_gets_columns_of_its_own(names_only):
     assert set(plain.cells) < set(graph.cells) and count(graph, "evaluate") == count(plain, "evaluate") + 6
 
 
+def test_before_advised_planners_act_the_model_is_asked_once_per_training(names_only):
+    graph = build(names_only, "rq4", beliefs=("worlds", "refined-worlds"), planner_preset="advised", seeds="2")
+    assert count(graph, "advise") == 2
+    plain = build(names_only, "rq4", beliefs=("worlds", "refined-worlds"), seeds="2")
+    assert count(graph, "evaluate") == count(plain, "evaluate")
+    for cell in graph.cells.values():
+        if cell.kind == "evaluate":
+            asked = cell.settings["planner"] != "prior"
+            assert ("advice" in cell.needs) == asked
+            if asked:
+                advice = graph.cells[cell.needs["advice"]]
+                assert advice.needs == {role: cell.needs[role] for role in ("prior", "model")}
+    with pytest.raises(RefplanError, match="asks the learned model first"):
+        build(names_only, "bayesopt", planner_preset="advised")
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "runtime"])  # which times the belief's training
 def test_every_experiment_can_do_without_the_papers_belief(names_only, name):
     graph = build(names_only, name, beliefs=("worlds",))
@@ -337,6 +353,17 @@ def test_the_estimate_knows_that_worlds_are_drawn_once_and_the_paper_s_latents_f
         return cell_seconds(cell, Graph(Shelf(places={})), Speed(50.0)) - START_S
 
     assert 3 < seconds() / seconds(around="worlds") < 4.5
+
+
+def test_the_estimate_counts_every_imagined_step_of_an_advice():
+    graph, fast = Graph(Shelf(places={})), Speed(50.0)
+    data, settings = {"dataset": "halfcheetah-medium", "method": "cql"}, {"planner_preset": "advised", "changes": {}}
+    advice = cell_seconds(Cell("advise", data, {}, {}, 1, "digest"), graph, fast) - START_S
+    evaluation = Cell("evaluate", data | settings | {"planner": "loop", "episodes": 12}, {}, {}, 1, "digest")
+    simulated = 12 * 1000 * STEP_S
+    assert advice == pytest.approx(cell_seconds(evaluation, graph, fast) - START_S - simulated), (
+        "2 x 30 x 200 decisions"
+    )
 
 
 def test_a_lost_worker_is_replaced_and_its_cell_done_again(tmp_path):

@@ -24,11 +24,12 @@ from refplan.dynamics.around import believe
 from refplan.dynamics.base import NeverTerminates
 from refplan.dynamics.ensemble import EnsembleDynamics
 from refplan.dynamics.presets import load_model_preset
+from refplan.experiments.advise import EPISODES, STEPS, TRIED
 from refplan.experiments.cells import Cell, Graph
-from refplan.experiments.line import needs_model
+from refplan.experiments.plan import needs_model
 from refplan.experiments.shelf import Data, Shelf
 from refplan.experiments.workshop import inputs_of
-from refplan.planners.presets import make_planner
+from refplan.planners.presets import make_planner, preset_for
 from refplan.presets import with_settings
 from refplan.priors.presets import load_preset
 from refplan.types import Key, Transition
@@ -176,9 +177,15 @@ def _evaluate_cost(cell: Cell, rows: int) -> tuple[float, float]:
     return PLANNING * decisions * _decision_of(chosen), simulated
 
 
+def _advise_cost(cell: Cell, rows: int) -> tuple[float, float]:
+    one = _decision("loop", "default", cell.settings["dataset"], cell.settings["method"], "{}", "")
+    return PLANNING * EPISODES * STEPS * len(TRIED) * one, 0.0
+
+
 def _decision_of(chosen: dict[str, Any]) -> float:
-    names = ("planner", "planner_preset", "dataset", "method")
-    return _decision(*(chosen[name] for name in names), _text(chosen["changes"]), chosen.get("around", ""))
+    preset = preset_for(chosen["planner"], chosen["planner_preset"], "default")  # whichever is advised costs as much
+    about = (chosen["dataset"], chosen["method"], _text(chosen["changes"]), chosen.get("around", ""))
+    return _decision(chosen["planner"], preset, *about)
 
 
 @functools.cache
@@ -214,6 +221,7 @@ def _steps_cost(cell: Cell, rows: int) -> tuple[float, float]:
 _COSTS = {
     "model": _model_cost,
     "prior": _prior_cost,
+    "advise": _advise_cost,
     "evaluate": _evaluate_cost,
     "tune": _tune_cost,
     "epochs": _model_cost,

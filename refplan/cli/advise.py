@@ -47,12 +47,10 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         say=(lambda text: None) if args.json else lambda text: print(text, file=sys.stderr),
     )
-    gains = {preset: advice.gain(preset) for preset in advice.planned}
     if args.json:
-        rows = {preset: {"gain": mean, "error": error} for preset, (mean, error) in gains.items()}
-        alone = float(advice.alone.mean())
-        print_json({"alone": alone, "presets": rows, "choice": advice.choice})
+        print_json(advice.to_dict())
         return 0
+    gains = {preset: advice.gain(preset) for preset in advice.planned}
     table = [[preset, f"{mean:+.1f} ± {error:.1f}"] for preset, (mean, error) in gains.items()]
     print_table(["preset", "imagined gain over the prior"], table)
     print(f"use it: refplan evaluate {args.folder} --planner refplan --preset {advice.choice}")

@@ -27,7 +27,7 @@ class PlannerChoice(NamedTuple):
 
 def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> AbstractPlanner:
     """The planner a user chose for the prior of a run folder (or of a policy file with a critic)."""
-    from refplan.planners.presets import make_planner
+    from refplan.planners.presets import make_planner, preset_for
 
     if not isinstance(prior, AbstractPrior):
         raise RefplanError(
@@ -35,9 +35,18 @@ def plan_with(prior: AbstractAgent, source: str, choice: PlannerChoice) -> Abstr
             "or train a prior that has critics (iql, cql, edac, mopo, combo, maple)."
         )
     labels = result_labels(source)
-    options: dict[str, Any] = {"preset": choice.preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
+    preset = preset_for(choice.name, choice.preset, _advice_of(source, choice))
+    options: dict[str, Any] = {"preset": preset, "dataset": labels.get("dataset", ""), "method": labels["prior"]}
     model = None if choice.name == "critic" else model_of_run(choice, source)
     return make_planner(choice.name, prior, model, changes=choice.changes, **options)
+
+
+def _advice_of(source: str, choice: PlannerChoice) -> str:
+    """What the model of a run folder once advised; where it was not asked, the preset's own name, which is refused."""
+    from refplan.store import read_tables
+
+    kept = read_tables(Path(source)) if Path(source).is_dir() else {}
+    return kept.get("advice", {}).get("choice", choice.preset)
 
 
 def prior_of_run(folder: str) -> AbstractPrior:

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """`refplan run` with settings for a few minutes."""
     from refplan.cli.run import carry_out
-    from refplan.experiments.line import Plan
+    from refplan.experiments.plan import Plan
 
     planners = names_in(args.planners)
     plan = Plan(

@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--preset", default="cpu", help="of prior and models: cpu or paper (default cpu)")
     parser.add_argument(
-        "--planner-preset", default="default", help="of planners: default, careful, away, fixed or paper"
+        "--planner-preset",
+        default="default",
+        help="of planners: default, careful, away, fixed, paper, or advised (the learned model is asked which)",
     )
     parser.add_argument("--episodes", type=count, default=10, help="per planner and seed (default 10)")
     parser.add_argument("--seeds", type=count, default=1, help="how often everything is done anew (default 1)")
@@ -62,7 +64,7 @@ def make_plan(args: argparse.Namespace) -> Any:
     """The plan the options describe."""
     from refplan.cli.fit import parse_settings
     from refplan.errors import RefplanError
-    from refplan.experiments.line import Plan
+    from refplan.experiments.plan import Plan
 
     if args.prior and args.policy:
         raise RefplanError("--prior trains a policy, --policy brings one; give one of them.")
@@ -126,7 +128,7 @@ def _keep(folder: Path, walked: Any, rows: list[dict[str, Any]], about: dict[str
     import json
     import shutil
 
-    from refplan.experiments.line import BELIEFS
+    from refplan.experiments.plan import BELIEFS
     from refplan.files import write_text
     from refplan.store import save, write_results
 
@@ -144,7 +146,9 @@ def _keep(folder: Path, walked: Any, rows: list[dict[str, Any]], about: dict[str
     for name, stage in walked.diagnoses.items():
         write_text(folder / name / "diagnosis.json", json.dumps(stage.made, indent=1) + "\n")
     # What an earlier command believed with must not be taken for what this one does.
-    gone = {part for name in BELIEFS for part in (name, f"{name}_learner")}
+    if walked.advice is not None:
+        parts["advice"] = {"choice": walked.advice.made["choice"]}
+    gone = {part for name in BELIEFS for part in (name, f"{name}_learner")} | {"advice"}
     save(folder, seeds=[seed], without=gone, **parts)
 
 

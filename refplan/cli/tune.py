@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def _planner_maker(args: argparse.Namespace, fixed: dict[str, str]) -> Callable[[dict[str, Any]], Any]:
     from refplan.cli.agents import PlannerChoice, model_of_run, prior_of_run
     from refplan.errors import unknown_name
-    from refplan.experiments.line import MODEL_OF
+    from refplan.experiments.plan import MODEL_OF
     from refplan.planners.presets import make_planner
 
     if args.planner not in MODEL_OF:

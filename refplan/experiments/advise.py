@@ -6,7 +6,8 @@ the first step to the last, no value at the end, nothing farther out than what w
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -18,14 +19,18 @@ from refplan.data.dataset import Dataset
 from refplan.dynamics.base import AbstractDynamics
 from refplan.errors import RefplanError
 from refplan.experiments.imagined import Judge, imagined_returns, logged_range
+from refplan.experiments.workshop import Stage, Workshop
+from refplan.planners.base import AbstractPlanner
+from refplan.planners.presets import make_planner, planner_settings_of
 from refplan.types import Key
 
+EPISODES, STEPS = 30, 200  # what is imagined, unless told otherwise
 NEVER = "away"  # the preset that leaves the prior alone at home
-ADVISED = ("careful", "default")
+TRIED = ("careful", "default")  # the nearer to the prior, the earlier
 
 
 class Advice(NamedTuple):
-    """Imagined returns, undiscounted, of the prior alone and of a planner with every preset."""
+    """Imagined returns, undiscounted, of the prior alone and of a planner with every preset, nearest to it first."""
 
     alone: Float[np.ndarray, " episode"]
     planned: dict[str, Float[np.ndarray, " episode"]]
@@ -37,10 +42,37 @@ class Advice(NamedTuple):
 
     @property
     def choice(self) -> str:
-        """The preset that gains most, of those that gain more than a standard error; `away` if there is none."""
+        """The preset nearest to the prior that gains more than a standard error; `away` if there is none.
+
+        Not the one that gains most: the farther a planner goes from the data, the more a model flatters it.
+        """
         gains = {preset: self.gain(preset) for preset in self.planned}
-        better = {preset: mean for preset, (mean, error) in gains.items() if mean > error}
-        return max(better, key=lambda preset: better[preset]) if better else NEVER
+        return next((preset for preset, (mean, error) in gains.items() if mean > error), NEVER)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        gains = {preset: dict(zip(("gain", "error"), self.gain(preset), strict=True)) for preset in self.planned}
+        return {"alone": float(self.alone.mean()), "presets": gains, "choice": self.choice}
+
+
+def advice_stage(shop: Workshop, data: Dataset, prior: Stage, ensemble: Stage, seed: int) -> Stage:
+    """What the ensemble says of planning on the prior; the preset `advised` does what it says."""
+
+    def agent(preset: str) -> AbstractPlanner:
+        return make_planner("loop", prior.made, ensemble.made, preset=preset)
+
+    inputs: dict[str, Any] = {"data": data.fingerprint, "seed": seed, "episodes": EPISODES, "steps": STEPS}
+    inputs |= {"prior": prior.digest, "model": ensemble.digest}
+    inputs |= {preset: planner_settings_of(agent(preset)) for preset in TRIED}
+
+    def make(_: Path) -> dict[str, Any]:
+        return advise(prior.made, agent, ensemble.made, data, key=jr.key(seed)).to_dict()
+
+    stage = shop.document("advice", inputs, make)
+    found = stage.made["presets"].items()
+    gains = ", ".join(f"{preset} {of['gain']:+.0f} ± {of['error']:.0f}" for preset, of in found)
+    shop.say(f"      imagined gain over the prior: {gains}; advised: {stage.made['choice']}")
+    return stage
 
 
 def advise(
@@ -50,9 +82,9 @@ def advise(
     data: Dataset,
     *,
     key: Key,
-    episodes: int = 30,
-    steps: int = 200,
-    presets: tuple[str, ...] = ADVISED,
+    episodes: int = EPISODES,
+    steps: int = STEPS,
+    presets: tuple[str, ...] = TRIED,
     say: Callable[[str], None] = lambda text: None,
 ) -> Advice:
     """Play the prior and `make(preset)` in the model; all of them meet the same starts, members and noise."""

@@ -10,12 +10,13 @@ from refplan.data.envs import world_version
 from refplan.dynamics.around import AROUND, usual_settings
 from refplan.dynamics.presets import load_model_preset
 from refplan.errors import RefplanError
+from refplan.experiments.advise import EPISODES, STEPS, TRIED
 from refplan.experiments.cells import Graph
-from refplan.experiments.line import MODEL_OF, needs_model
+from refplan.experiments.plan import MODEL_OF, needs_model
 from refplan.experiments.recipes import Agent, Recipe, Scale
 from refplan.experiments.shelf import Data
 from refplan.experiments.workshop import inputs_of
-from refplan.planners.presets import planner_defaults, planner_settings
+from refplan.planners.presets import OWN, asks_first, planner_defaults, planner_settings, preset_for
 from refplan.presets import with_settings
 from refplan.priors.presets import load_preset
 
@@ -96,8 +97,31 @@ class Builder:
             sources["starts"] = Data(f"{robot}-{agent.starts}")
         if agent.planner != "prior":
             settings |= {"planner_preset": self.scale.planner_preset, "changes": _known(agent.planner, changes)}
-            basis = _planner_basis(agent.planner, self.scale.planner_preset, data.name, prior) | _around_basis(settings)
+            numbers, more = self._planner_numbers(agent.planner, data, prior, seed, imagined)
+            basis, needs = numbers | _around_basis(settings), needs | more
         return self.graph.add("evaluate", settings, needs=needs, data=sources, basis=basis | world_version(world))
+
+    def _planner_numbers(
+        self, planner: str, data: Data, prior: str, seed: int, imagined: str
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """(what a planner's settings come to today, the cell to ask first): any of our presets may be advised."""
+        preset = self.scale.planner_preset
+        if not asks_first(preset, planner):
+            return _planner_basis(planner, preset_for(planner, preset, ""), data.name, prior), {}
+        basis = {
+            f"{each}.{name}": value
+            for each in OWN
+            for name, value in _planner_basis(planner, each, data.name, prior).items()
+        }
+        return basis, {"advice": self.advice(data, prior, seed, imagined)}
+
+    def advice(self, data: Data, method: str, seed: int, imagined: str = "ensemble") -> str:
+        """The cell that asks the ensemble about planning on a prior."""
+        needs = {"prior": self.prior(data, method, seed, imagined), "model": self.model(data, "ensemble", seed)}
+        basis: dict[str, Any] = {"episodes": EPISODES, "steps": STEPS}
+        basis |= {preset: _planner_basis("loop", preset, data.name, method) for preset in TRIED}
+        settings = {"dataset": data.name, "method": method, "seed": seed}
+        return self.graph.add("advise", settings, needs=needs, data={"train": data}, basis=basis)
 
     def model(self, data: Data, name: str, seed: int) -> str:
         """The cell that trains a model of the world."""

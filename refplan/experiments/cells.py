@@ -35,6 +35,7 @@ class Cell:
         what = {
             "model": f"model {get('model')}",
             "prior": f"prior {get('method')}",
+            "advise": f"ask the model about planning on {get('method')}",
             "evaluate": f"evaluate {get('planner')} on {get('method')}",
             "tune": f"tune by {get('search')} on {get('method')}",
             "epochs": f"time epochs of {get('model')}",

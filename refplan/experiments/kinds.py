@@ -14,6 +14,7 @@ from refplan.data.starts import draw_starts
 from refplan.data.tasks import task
 from refplan.dynamics.presets import load_model_preset
 from refplan.evaluation import evaluate
+from refplan.experiments.advise import advice_stage
 from refplan.experiments.line import evaluation_stage, model_stage, prior_stage
 from refplan.experiments.tune import Space, free_settings, online_objective, tune
 from refplan.experiments.work import Bench
@@ -52,8 +53,13 @@ def _evaluate(bench: Bench) -> Made:
         planner_settings=settings.get("changes", {}),
     )
     planned = (settings["planner"], bench.stage("prior"), bench.stage("model"), plan, bench.seed, settings["dataset"])
-    stage = evaluation_stage(bench.shop, where, *planned, starts=starts, replans=settings.get("replans", 0))
+    options = {"starts": starts, "replans": settings.get("replans", 0), "advice": bench.stage("advice")}
+    stage = evaluation_stage(bench.shop, where, *planned, **options)
     return stage, [stage.made]
+
+
+def _advise(bench: Bench) -> Made:
+    return advice_stage(bench.shop, bench.load(), bench.stage("prior"), bench.stage("model"), bench.seed), []
 
 
 def _tune(bench: Bench) -> Made:
@@ -122,6 +128,7 @@ def _steps(bench: Bench) -> Made:
 WORK: dict[str, Callable[[Bench], Made]] = {
     "model": _model,
     "prior": _prior,
+    "advise": _advise,
     "evaluate": _evaluate,
     "tune": _tune,
     "epochs": _epochs,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,74 +20,27 @@ from refplan.data.tasks import task as find_task
 from refplan.dynamics.around import AROUND, VERSIONS, believe, expectations
 from refplan.dynamics.diagnose import diagnose
 from refplan.dynamics.presets import load_model_preset
-from refplan.errors import RefplanError, unknown_name
+from refplan.errors import RefplanError
 from refplan.evaluation import check_agent, evaluate
+from refplan.experiments.advise import advice_stage
+from refplan.experiments.plan import Plan, needs_model
 from refplan.experiments.spread import ActionSpread
 from refplan.experiments.workshop import Stage, Workshop, digest_inputs, inputs_of
-from refplan.planners import PLANNERS
-from refplan.planners.presets import make_planner, planner_defaults, planner_settings_of
+from refplan.planners.presets import (
+    ADVISED,
+    asks_first,
+    make_planner,
+    planner_defaults,
+    planner_settings_of,
+    preset_for,
+)
 from refplan.presets import with_settings
 from refplan.priors.fqe import FQE
-from refplan.priors.imagining import AbstractImaginingLearner
 from refplan.priors.presets import load_preset
 from refplan.store import result_row
 from refplan.train import fit, training_seconds
 
 HORIZON = 10  # steps a model is judged over, where episodes are that long
-BELIEFS = (*AROUND, "belief")
-MODEL_OF = {"mppi": "ensemble", "loop": "ensemble", "refplan": "belief"}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do: which prior, which planners, how much of everything."""
-
-    method: str = "iql"
-    planners: tuple[str, ...] = ("prior", "loop", "refplan")
-    preset: str = "cpu"
-    planner_preset: str = "default"
-    episodes: int = 10
-    prior_steps: int | None = None
-    critic_steps: int = 20_000
-    prior_settings: tuple[tuple[str, str], ...] = ()
-    model_settings: tuple[tuple[str, str], ...] = ()
-    planner_settings: tuple[tuple[str, str], ...] = ()
-    policy: str | None = None  # a foreign policy file, instead of a method
-    belief: str = "refined-worlds"  # what RefPlan believes with: made around the ensemble, or the paper's, "belief"
-    elsewhere: tuple[str, ...] = ()  # other worlds to evaluate in
-
-    def __post_init__(self) -> None:
-        known = ("prior", *PLANNERS)
-        if not self.planners:
-            raise RefplanError(f"no planner is named; name at least one of {', '.join(known)}.")
-        for name in self.planners:
-            if name not in known:
-                raise unknown_name("planner", name, known)
-        if self.belief not in BELIEFS:
-            raise unknown_name("belief", self.belief, BELIEFS)
-
-    def model_of(self, planner: str) -> str:
-        """The model a planner plans in; empty if it needs none."""
-        return self.belief if planner == "refplan" else MODEL_OF.get(planner, "")
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models that are trained for the planners and the prior; some beliefs are made from the ensemble."""
-        named = {self.model_of(name) for name in self.planners} - {""}
-        needed = {"ensemble" if name in AROUND else name for name in named}
-        if self.policy is None and needs_model(self.method):
-            needed.add("ensemble")
-        return tuple(sorted(needed, reverse=True))
-
-    def stages(self, seeds: int, simulated: bool = True) -> int:
-        """How many stages there are, for the display; without a simulator nothing is evaluated."""
-        places = (1 + len(self.elsewhere)) * simulated
-        return 1 + seeds * (1 + 2 * len(self.models) + len(self.planners) * places)
-
-
-def needs_model(method: str) -> bool:
-    """Whether a prior is learned inside a model."""
-    return isinstance(load_preset(method, "cpu").learner, AbstractImaginingLearner)
 
 
 def check_stage(shop: Workshop, data: Dataset) -> Stage:
@@ -212,16 +166,19 @@ def evaluation_stage(
     *,
     starts: Starts | None = None,
     replans: int = 0,
+    advice: Stage | None = None,
 ) -> Stage:
     """What the prior alone, or a planner on top of it, earns; all of one seed meet the same episodes.
 
     `starts` puts the episodes into given states; `replans` makes every plan of the first episode that many times anew
-    and says how much its action varies.
+    and says how much its action varies. `advice` is what the model answered where the plan's preset asks it.
     """
     agent, settings = prior.made, {}
+    advised = {} if advice is None else {"advised": advice.made["choice"]}
     if planner != "prior":
         made = None if model is None else model.made
-        options: Any = {"preset": plan.planner_preset, "dataset": dataset, "method": prior.about["method"]}
+        preset = preset_for(planner, plan.planner_preset, advised.get("advised", ADVISED))
+        options: Any = {"preset": preset, "dataset": dataset, "method": prior.about["method"]}
         known = planner_defaults(planner)
         changes = {name: value for name, value in plan.planner_settings if name in known}
         agent = make_planner(planner, prior.made, made, changes=changes, **options)
@@ -241,7 +198,12 @@ def evaluation_stage(
         labels |= {} if watcher is None else {"action_variance": watcher.variance}
         return result_row(result, settings={**about, **settings}, **labels)
 
-    return shop.document(f"evaluation-{planner}", inputs, make)
+    stage = shop.document(f"evaluation-{planner}", inputs, make)
+    if advice is None:
+        return stage
+    # Not among the inputs: what was advised is the same evaluation as what was asked for by name.
+    told = json.dumps(json.loads(stage.made["settings"]) | advised, sort_keys=True)
+    return dataclasses.replace(stage, made={**stage.made, "settings": told})
 
 
 @dataclass(frozen=True)
@@ -251,6 +213,7 @@ class Walked:
     parts: dict[str, Stage]  # prior, ensemble, belief, what is made around the ensemble
     diagnoses: dict[str, Stage]  # by model
     rows: list[dict[str, Any]]  # one result row per planner
+    advice: Stage | None = None  # what the ensemble said of planning, if it was asked
 
 
 def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
@@ -265,12 +228,15 @@ def walk(shop: Workshop, data: Dataset, plan: Plan, seed: int) -> Walked:
     diagnoses = {kind: diagnosis_stage(shop, data, model, prior, seed) for kind, model in models.items()}
     for name in set(map(plan.model_of, plan.planners)) & set(AROUND):
         models[name] = belief_around(name, models["ensemble"])
+    simulated = data.task.env_id is not None
+    advice = advice_stage(shop, data, prior, models["ensemble"], seed) if plan.asks and simulated else None
     rows = []
-    for task in (data.task, *map(find_task, plan.elsewhere)) if data.task.env_id else ():
+    for task in (data.task, *map(find_task, plan.elsewhere)) if simulated else ():
         for planner in plan.planners:
-            model = models.get(plan.model_of(planner))
-            rows.append(evaluation_stage(shop, task, planner, prior, model, plan, seed, data.meta.name).made)
-    return Walked({"prior": prior, **models}, diagnoses, rows)
+            model, asked = models.get(plan.model_of(planner)), asks_first(plan.planner_preset, planner)
+            done = (task, planner, prior, model, plan, seed, data.meta.name)
+            rows.append(evaluation_stage(shop, *done, advice=advice if asked else None).made)
+    return Walked({"prior": prior, **models}, diagnoses, rows, advice)
 
 
 def belief_around(name: str, ensemble: Stage) -> Stage:

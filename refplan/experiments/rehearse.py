@@ -10,10 +10,11 @@ import numpy as np
 from refplan.data.dataset import Dataset
 from refplan.data.tasks import task as find_task
 from refplan.errors import RefplanError, unknown_name
-from refplan.experiments.line import Plan, foreign_policy, model_learner, needs_model, prior_learner
+from refplan.experiments.line import foreign_policy, model_learner, prior_learner
+from refplan.experiments.plan import Plan, needs_model
 from refplan.experiments.workshop import inputs_of
 from refplan.learner import AbstractLearner, AbstractReviewingLearner, check_sizes
-from refplan.planners.presets import check_planner_settings, planner_defaults, planner_settings
+from refplan.planners.presets import check_planner_settings, planner_defaults, planner_settings, preset_for
 from refplan.priors.fqe import FQE
 
 
@@ -66,7 +67,7 @@ def _rehearse_planners(plan: Plan, data: Dataset) -> None:
     known = {name: planner_defaults(name) for name in names}
     _check_known("planners", plan.planner_settings, known)
     for name in names:
-        planner_settings(plan.planner_preset, data.meta.name, plan.method)
+        planner_settings(preset_for(name, plan.planner_preset, "default"), data.meta.name, plan.method)
         check_planner_settings(name, {n: value for n, value in plan.planner_settings if n in known[name]})
 
 

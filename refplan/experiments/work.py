@@ -78,7 +78,7 @@ class Bench:
 
     def plan(self, **settings: Any) -> Any:
         """The settings of the line, as the stages want them."""
-        from refplan.experiments.line import Plan
+        from refplan.experiments.plan import Plan
 
         given: Any = {name: tuple(v.items()) if isinstance(v, dict) else v for name, v in settings.items()}
         return Plan(**given)

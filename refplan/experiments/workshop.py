@@ -81,12 +81,12 @@ class Workshop:
         return self.stage(name, inputs, make_and_save, lambda folder: load_module(folder / "product.safetensors"))
 
     def found(self, folder_name: str) -> Stage:
-        """A finished stage whose product is an agent or a model, by the name of its folder."""
+        """A finished stage by the name of its folder: an agent, a model, or plain data."""
         folder = self.folder / "stages" / folder_name
         name, _, digest = folder_name.rpartition("-")
-        return Stage(
-            name, digest, folder, _read(folder / FINISHED)["about"], load_module(folder / "product.safetensors")
-        )
+        module = folder / "product.safetensors"
+        made = load_module(module) if module.is_file() else _read(folder / "product.json")
+        return Stage(name, digest, folder, _read(folder / FINISHED)["about"], made)
 
     def document(self, name: str, inputs: Mapping[str, Any], make: Callable[[Path], dict[str, Any]]) -> Stage:
         """A stage whose product is plain data."""

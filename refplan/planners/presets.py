@@ -1,4 +1,7 @@
-"""Settings of planners by name: `default` (by evidence), `careful`, `away`, `fixed` (one for all), `paper`."""
+"""Settings of planners by name: `default` (by evidence), `careful`, `away`, `fixed` (one for all), `paper`.
+
+`advised` is no settings but a question: the learned model is asked which of ours to take (`experiments/advise.py`).
+"""
 
 import csv
 import dataclasses
@@ -16,6 +19,7 @@ from refplan.presets import as_type_of, robot_and_kind, with_settings
 from refplan.settings import settings_of
 
 PRESETS = ("default", "careful", "away", "fixed", "paper")
+ADVISED = "advised"
 # Kappa is found in every decision, unless it is given: raw kappa depends on the critic's scale (docs/settings.md).
 DEFAULT = {"effective": 0.1}
 # Near the prior's own action: where a critic cannot tell good actions apart, following it far leads to a fall.
@@ -87,8 +91,13 @@ def planner_settings(preset: str, dataset: str = "", method: str = "") -> dict[s
     `fixed` and `paper` draw imagined transitions independently, as the paper describes. The paper does not publish
     what it picked for LOOP: there RefPlan's numbers are used too.
     """
+    if preset == ADVISED:
+        raise RefplanError(
+            f"preset '{ADVISED}' asks the learned model first, which 'refplan run' and 'refplan reproduce' do where "
+            "they evaluate. Elsewhere ask 'refplan advise RUN' and name the preset it says."
+        )
     if preset not in PRESETS:
-        raise unknown_name("preset of planners", preset, PRESETS)
+        raise unknown_name("preset of planners", preset, (*PRESETS, ADVISED))
     if preset in OWN:
         return dict(OWN[preset])
     if preset == "fixed":
@@ -102,6 +111,18 @@ def planner_settings(preset: str, dataset: str = "", method: str = "") -> dict[s
             "hopper-medium-replay. Use the preset 'fixed' or 'default'."
         )
     return {**table[method, robot, kind], "propagation": "sample"}
+
+
+def asks_first(preset: str, planner: str) -> bool:
+    """Whether the model must be asked before this planner's settings are known; others have one preset of ours."""
+    return preset == ADVISED and planner in SOFT
+
+
+def preset_for(planner: str, preset: str, advice: str) -> str:
+    """The preset a planner takes, once it is known what was advised."""
+    if preset != ADVISED:
+        return preset
+    return advice if planner in SOFT else "default"
 
 
 @functools.cache
