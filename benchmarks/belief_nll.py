@@ -9,7 +9,6 @@ costs hundreds of nats, and a mean would show nothing else. The first 50 steps, 
 out.
 """
 
-import argparse
 import dataclasses
 import json
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from benchmarks.belief_figure import steps_of
+from benchmarks.common import parser
 from refplan.data.tasks import Task, task
 from refplan.dynamics.diagnose_rollout import log_density
 from refplan.dynamics.worlds import WorldsDynamics, around
@@ -81,16 +81,9 @@ def draw(found: dict[str, dict[str, float]], out: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prior")
-    parser.add_argument("ensemble")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--figure", required=True)
-    parser.add_argument("--name", default="", help="of the data both were trained on")
-    parser.add_argument("--seed", type=int, default=0, help="of their training")
-    parser.add_argument("--episodes", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
-    args = parser.parse_args()
+    asked = parser(__doc__, episodes=5, steps=300)
+    asked.add_argument("--figure", required=True)
+    args = asked.parse_args()
     prior, worlds = load_module(args.prior), around(load_module(args.ensemble))
     agent = make_planner("refplan", prior, worlds)
     results = {
@@ -103,7 +96,7 @@ def main() -> None:
     for at, (name, result) in enumerate(results.items()):
         others = (told[name], told[names[at - 1]], jnp.zeros_like(told[name]))
         found[name] = {kind: float(nll(worlds, m, steps[name])) for kind, m in zip(KINDS, others, strict=True)}
-        labels = {"dataset": args.name, "prior": "cql", "planner": "refplan (worlds)", "seed": args.seed}
+        labels = {"dataset": args.name, "prior": args.method, "planner": "refplan (worlds)", "seed": args.seed}
         more = {f"nll_{kind}": value for kind, value in found[name].items()}
         append_results(args.out, [result_row(result, **labels) | more | {"place": name, "steps": args.steps}])
     print(json.dumps(found, indent=1))

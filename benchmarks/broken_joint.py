@@ -6,13 +6,13 @@ PRIOR and ENSEMBLE are the .safetensors files of a prior and an ensemble of Half
 `product.safetensors` of a stage of `refplan reproduce`). Each of the joints 1 to 5 is off in turn.
 """
 
-import argparse
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
 
+from benchmarks.common import parser
 from refplan.agent import AbstractAgent
 from refplan.data.tasks import Task, task
 from refplan.dynamics.true import make_true_dynamics
@@ -66,21 +66,20 @@ def agents(prior: Any, ensemble: Any, broken: Task, gains: tuple[float, ...]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prior")
-    parser.add_argument("ensemble")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--name", default="", help="of the data both were trained on")
-    parser.add_argument("--episodes", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=400)
-    args = parser.parse_args()
+    args = parser(__doc__, episodes=4, steps=400).parse_args()
     prior, ensemble = load_module(args.prior), load_module(args.ensemble)
     for joint in range(1, 6):
         gains = tuple(float(actuator != joint) for actuator in range(6))
         broken = dataclasses.replace(task("halfcheetah-joint", gains=gains), horizon=args.steps)
         for name, (agent, settings) in agents(prior, ensemble, broken, gains).items():
             result = evaluate(agent, broken, args.episodes, key=jr.key(0), name=name, show=False)
-            labels = {"dataset": args.name, "prior": "cql", "planner": name, "seed": 0, "settings": settings}
+            labels = {
+                "dataset": args.name,
+                "prior": args.method,
+                "planner": name,
+                "seed": args.seed,
+                "settings": settings,
+            }
             append_results(args.out, [result_row(result, **labels) | {"joint": joint, "steps": args.steps}])
             print(f"joint {joint}, {name}: {result.returns.mean():.0f}", flush=True)
 

@@ -7,7 +7,6 @@ PRIOR and ENSEMBLE are .safetensors files of HalfCheetah, as for `benchmarks.bro
 the actuator is nearer to the true one than to 1 for good, counted along the episodes of that planner.
 """
 
-import argparse
 from typing import Any
 
 import equinox as eqx
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from benchmarks.belief_figure import NAMES, steps_of
+from benchmarks.common import parser
 from refplan.data.tasks import task
 from refplan.dynamics.around import believe
 from refplan.dynamics.worlds import WorldsDynamics, around
@@ -52,14 +52,7 @@ def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prior")
-    parser.add_argument("ensemble")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--name", default="", help="of the data both were trained on")
-    parser.add_argument("--seed", type=int, default=0, help="of their training")
-    parser.add_argument("--episodes", type=int, default=10)
-    args = parser.parse_args()
+    args = parser(__doc__, episodes=10).parse_args()
     prior, ensemble = load_module(args.prior), load_module(args.ensemble)
     worlds = around(ensemble)
     agents = {"loop": make_planner("loop", prior, ensemble)}
@@ -71,7 +64,7 @@ def main() -> None:
         for name, agent in agents.items():
             result = evaluate(agent, failing, args.episodes, key=jr.key(0), name=name, show=False, trace=True)
             after = mean_interval(result.trace.rewards[FAILS:].sum(axis=0))
-            labels = {"dataset": args.name, "prior": "cql", "planner": name, "seed": args.seed}
+            labels = {"dataset": args.name, "prior": args.method, "planner": name, "seed": args.seed}
             more = {"actuator": NAMES[actuator], "gain": gain, "after": after.value}
             more |= {"after_lo": after.low, "after_hi": after.high}
             more["believed"] = steps_to_believe(worlds, result.trace, actuator, gain)
