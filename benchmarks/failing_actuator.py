@@ -3,11 +3,13 @@
 python -m benchmarks.failing_actuator PRIOR ENSEMBLE --out results/belief/failing-actuator.csv
 
 PRIOR and ENSEMBLE are .safetensors files of HalfCheetah, as for `benchmarks.broken_joint`. Every change happens at step
-500. `after` is the return from there on; `believed` the median over episodes of the steps until the believed gain of
-the actuator is nearer to the true one than to 1 for good, counted along the episodes of that planner.
+500. `after` is the return from there on, `afters` that of every episode (planners meet the same ones, so they can be
+paired); `believed` the median over episodes of the steps until the believed gain of the actuator is nearer to the true
+one than to 1, `believed_for_good` until it stays so, both counted along the episodes of that planner.
 """
 
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -44,33 +46,45 @@ def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "t
     return jax.vmap(lambda episode: jax.lax.scan(one, worlds.start(), episode)[1], 1, 1)(steps)
 
 
-def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> float:
-    """The median over episodes of the first step after the change from which on the actuator is believed changed."""
+class Noticed(NamedTuple):
+    """Steps after the change, medians over episodes; one beyond the last step: never."""
+
+    first: float
+    for_good: float
+
+
+def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> Noticed:
+    """How soon the actuator is believed changed, and from when on without interruption."""
     gains = np.asarray(believed_gains(worlds, steps_of(trace)))
     wrong = gains[FAILS:, :, actuator] > 0.5 * (1.0 + gain)
-    return float(np.median([np.flatnonzero(episode).max(initial=-1) + 1 for episode in wrong.T]))
+    first = [np.flatnonzero(~episode).min(initial=len(episode)) + 1 for episode in wrong.T]
+    for_good = [np.flatnonzero(episode).max(initial=-1) + 2 for episode in wrong.T]
+    return Noticed(float(np.median(first)), float(np.median(for_good)))
 
 
 def main() -> None:
-    args = parser(__doc__, episodes=10).parse_args()
+    asked = parser(__doc__, episodes=10)
+    asked.add_argument("--beliefs", default="worlds,refined-worlds", help="separated by commas")
+    args = asked.parse_args()
     prior, ensemble = load_module(args.prior), load_module(args.ensemble)
     worlds = around(ensemble)
     agents = {"loop": make_planner("loop", prior, ensemble)}
-    for name in ("worlds", "refined-worlds"):
+    for name in args.beliefs.split(","):
         agents[f"refplan, {name}"] = make_planner("refplan", prior, believe(name, ensemble))
     for actuator, gain in CHANGES:
         gains = tuple(gain if each == actuator else 1.0 for each in range(len(NAMES)))
         failing = task("halfcheetah-joint", gains=gains, fail_at=FAILS)
         for name, agent in agents.items():
             result = evaluate(agent, failing, args.episodes, key=jr.key(0), name=name, show=False, trace=True)
-            after = mean_interval(result.trace.rewards[FAILS:].sum(axis=0))
+            afters = result.trace.rewards[FAILS:].sum(axis=0)
+            after, noticed = mean_interval(afters), steps_to_believe(worlds, result.trace, actuator, gain)
             labels = {"dataset": args.name, "prior": args.method, "planner": name, "seed": args.seed}
             more = {"actuator": NAMES[actuator], "gain": gain, "after": after.value}
-            more |= {"after_lo": after.low, "after_hi": after.high}
-            more["believed"] = steps_to_believe(worlds, result.trace, actuator, gain)
+            more |= {"after_lo": after.low, "after_hi": after.high, "afters": json.dumps(afters.round(2).tolist())}
+            more |= {"believed": noticed.first, "believed_for_good": noticed.for_good}
             row = result_row(result, settings=planner_settings_of(agent), **labels) | more
             append_results(args.out, [row])
-            print(f"{NAMES[actuator]} at {gain}, {name}: {after}, believed after {more['believed']:.0f}", flush=True)
+            print(f"{NAMES[actuator]} at {gain}, {name}: {after}, believed after {noticed.first:.0f}", flush=True)
 
 
 if __name__ == "__main__":

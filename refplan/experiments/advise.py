@@ -27,6 +27,8 @@ from refplan.types import Key
 EPISODES, STEPS = 30, 200  # what is imagined, unless told otherwise
 NEVER = "away"  # the preset that leaves the prior alone at home
 TRIED = ("careful", "default")  # the nearer to the prior, the earlier
+MARGIN = 2.0  # standard errors by which a gain must exceed nothing
+ASKED = {"episodes": EPISODES, "steps": STEPS, "margin": MARGIN}  # part of the name of an answer
 
 
 class Advice(NamedTuple):
@@ -42,12 +44,12 @@ class Advice(NamedTuple):
 
     @property
     def choice(self) -> str:
-        """The preset nearest to the prior that gains more than a standard error; `away` if there is none.
+        """The preset nearest to the prior that gains more than two standard errors; `away` if there is none.
 
         Not the one that gains most: the farther a planner goes from the data, the more a model flatters it.
         """
         gains = {preset: self.gain(preset) for preset in self.planned}
-        return next((preset for preset, (mean, error) in gains.items() if mean > error), NEVER)
+        return next((preset for preset, (mean, error) in gains.items() if mean > MARGIN * error), NEVER)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -61,7 +63,7 @@ def advice_stage(shop: Workshop, data: Dataset, prior: Stage, ensemble: Stage, s
     def agent(preset: str) -> AbstractPlanner:
         return make_planner("loop", prior.made, ensemble.made, preset=preset)
 
-    inputs: dict[str, Any] = {"data": data.fingerprint, "seed": seed, "episodes": EPISODES, "steps": STEPS}
+    inputs: dict[str, Any] = {"data": data.fingerprint, "seed": seed, **ASKED}
     inputs |= {"prior": prior.digest, "model": ensemble.digest}
     inputs |= {preset: planner_settings_of(agent(preset)) for preset in TRIED}
 
