@@ -5,7 +5,8 @@ python -m benchmarks.failing_actuator PRIOR ENSEMBLE --out results/belief/failin
 PRIOR and ENSEMBLE are .safetensors files of HalfCheetah, as for `benchmarks.broken_joint`. Every change happens at step
 500. `after` is the return from there on, `afters` that of every episode (planners meet the same ones, so they can be
 paired); `believed` the median over episodes of the steps until the believed gain of the actuator is nearer to the true
-one than to 1, `believed_for_good` until it stays so, both counted along the episodes of that planner.
+one than to 1, `believed_for_good` until it stays so, `believed_share` in how many of the steps after the change it is
+so, all counted along the episodes of that planner.
 """
 
 import json
@@ -47,10 +48,11 @@ def believed_gains(worlds: WorldsDynamics, steps: Transition) -> Float[Array, "t
 
 
 class Noticed(NamedTuple):
-    """Steps after the change, medians over episodes; one beyond the last step: never."""
+    """Steps after the change (one beyond the last step: never) and a share of them, medians over episodes."""
 
-    first: float
-    for_good: float
+    believed: float
+    believed_for_good: float
+    believed_share: float
 
 
 def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: float) -> Noticed:
@@ -59,7 +61,7 @@ def steps_to_believe(worlds: WorldsDynamics, trace: Trace, actuator: int, gain: 
     wrong = gains[FAILS:, :, actuator] > 0.5 * (1.0 + gain)
     first = [np.flatnonzero(~episode).min(initial=len(episode)) + 1 for episode in wrong.T]
     for_good = [np.flatnonzero(episode).max(initial=-1) + 2 for episode in wrong.T]
-    return Noticed(float(np.median(first)), float(np.median(for_good)))
+    return Noticed(*(float(np.median(each)) for each in (first, for_good, 1.0 - wrong.mean(axis=0))))
 
 
 def main() -> None:
@@ -81,10 +83,9 @@ def main() -> None:
             labels = {"dataset": args.name, "prior": args.method, "planner": name, "seed": args.seed}
             more = {"actuator": NAMES[actuator], "gain": gain, "after": after.value}
             more |= {"after_lo": after.low, "after_hi": after.high, "afters": json.dumps(afters.round(2).tolist())}
-            more |= {"believed": noticed.first, "believed_for_good": noticed.for_good}
-            row = result_row(result, settings=planner_settings_of(agent), **labels) | more
+            row = result_row(result, settings=planner_settings_of(agent), **labels) | more | noticed._asdict()
             append_results(args.out, [row])
-            print(f"{NAMES[actuator]} at {gain}, {name}: {after}, believed after {noticed.first:.0f}", flush=True)
+            print(f"{NAMES[actuator]} at {gain}, {name}: {after}, believed after {noticed.believed:.0f}", flush=True)
 
 
 if __name__ == "__main__":
