@@ -1,4 +1,4 @@
-"""`refplan advise`: whether to plan on a prior at all, and how far from it, without touching the task."""
+"""`refplan advise`: whether to plan on a prior at all, without touching the task."""
 
 import argparse
 from typing import Any
@@ -10,11 +10,11 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "advise",
-        help="whether to plan at all, and how far from the prior",
-        description="Play the prior alone and with LOOP's presets in the learned model, from logged starts, and say "
-        "which preset to use (at home, RefPlan over worlds is LOOP). Near a very good prior a planner can do harm; "
-        "this asks the model before the world has to answer. The model is the one the planner plans in, so what it "
-        "says is an optimist's opinion.",
+        help="whether to plan on a prior at all",
+        description="Play the prior alone and with LOOP near it (preset careful; at home, RefPlan over worlds is LOOP) "
+        "in the learned model, from logged starts, and say whether to plan like that or not at all (preset away). Near "
+        "a very good prior a planner can do harm; this asks the model before the world has to answer. The model is the "
+        "one the planner plans in, so what it says is an optimist's opinion: only a loss counts.",
     )
     parser.add_argument("folder", metavar="RUN", help="a run folder with prior and model (refplan run makes one)")
     parser.add_argument("--episodes", type=count, default=30, help="imagined episodes (default 30)")

@@ -1,4 +1,4 @@
-"""Whether to plan, and how far from the prior: every preset is played in the learned world before the real one sees it.
+"""Whether to plan on a prior at all: a planner near it is played in the learned world before the real one sees it.
 
 A critic cannot say that following it leads to a fall; a model can, if falls were logged. A planner's gain is what it
 earns more than the prior alone on the same imagined episodes: from logged starts, each in the world of one member from
@@ -26,9 +26,7 @@ from refplan.types import Key
 
 EPISODES, STEPS = 30, 200  # what is imagined, unless told otherwise
 NEVER = "away"  # the preset that leaves the prior alone at home
-TRIED = ("careful", "default")  # the nearer to the prior, the earlier
-MARGIN = 2.0  # standard errors by which a gain must exceed nothing
-ASKED = {"episodes": EPISODES, "steps": STEPS, "margin": MARGIN}  # part of the name of an answer
+TRIED = ("careful",)  # more than one: the nearer to the prior, the earlier
 
 
 class Advice(NamedTuple):
@@ -44,12 +42,14 @@ class Advice(NamedTuple):
 
     @property
     def choice(self) -> str:
-        """The preset nearest to the prior that gains more than two standard errors; `away` if there is none.
+        """The preset nearest to the prior; `away` if even that loses more than a standard error.
 
-        Not the one that gains most: the farther a planner goes from the data, the more a model flatters it.
+        Gains do not decide: the farther a planner goes from the data, the more a model flatters it. A loss in the world
+        that a planner itself believes in does.
         """
-        gains = {preset: self.gain(preset) for preset in self.planned}
-        return next((preset for preset, (mean, error) in gains.items() if mean > MARGIN * error), NEVER)
+        nearest = next(iter(self.planned))
+        mean, error = self.gain(nearest)
+        return NEVER if mean < -error else nearest
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -63,7 +63,7 @@ def advice_stage(shop: Workshop, data: Dataset, prior: Stage, ensemble: Stage, s
     def agent(preset: str) -> AbstractPlanner:
         return make_planner("loop", prior.made, ensemble.made, preset=preset)
 
-    inputs: dict[str, Any] = {"data": data.fingerprint, "seed": seed, **ASKED}
+    inputs: dict[str, Any] = {"data": data.fingerprint, "seed": seed, "episodes": EPISODES, "steps": STEPS}
     inputs |= {"prior": prior.digest, "model": ensemble.digest}
     inputs |= {preset: planner_settings_of(agent(preset)) for preset in TRIED}
 

@@ -10,7 +10,7 @@ from refplan.data.envs import world_version
 from refplan.dynamics.around import AROUND, usual_settings
 from refplan.dynamics.presets import load_model_preset
 from refplan.errors import RefplanError
-from refplan.experiments.advise import ASKED, TRIED
+from refplan.experiments.advise import EPISODES, STEPS, TRIED
 from refplan.experiments.cells import Graph
 from refplan.experiments.plan import MODEL_OF, needs_model
 from refplan.experiments.recipes import Agent, Recipe, Scale
@@ -118,7 +118,7 @@ class Builder:
     def advice(self, data: Data, method: str, seed: int, imagined: str = "ensemble") -> str:
         """The cell that asks the ensemble about planning on a prior."""
         needs = {"prior": self.prior(data, method, seed, imagined), "model": self.model(data, "ensemble", seed)}
-        basis: dict[str, Any] = dict(ASKED)
+        basis: dict[str, Any] = {"episodes": EPISODES, "steps": STEPS}
         basis |= {preset: _planner_basis("loop", preset, data.name, method) for preset in TRIED}
         settings = {"dataset": data.name, "method": method, "seed": seed}
         return self.graph.add("advise", settings, needs=needs, data={"train": data}, basis=basis)
