@@ -1,6 +1,6 @@
 """Settings of planners by name: `default` (by evidence), `careful`, `away`, `fixed` (one for all), `paper`.
 
-`advised` is no settings but a question: the learned model is asked which of ours to take (`experiments/advise.py`).
+`advised` is no settings but a question to the learned model: careful, or not at all (`experiments/advise.py`).
 """
 
 import csv
