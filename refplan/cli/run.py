@@ -36,8 +36,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--planner-preset",
         default="default",
-        help="of planners: default, careful, away, fixed, paper, or advised (careful, or away if the learned model says "
-        "that it loses)",
+        help="of planners: default, careful, away, fixed, paper, or advised (careful, or away if the learned model "
+        "says that it loses)",
     )
     parser.add_argument("--episodes", type=count, default=10, help="per planner and seed (default 10)")
     parser.add_argument("--seeds", type=count, default=1, help="how often everything is done anew (default 1)")
