@@ -10,13 +10,13 @@ from refplan.data.envs import world_version
 from refplan.dynamics.around import AROUND, usual_settings
 from refplan.dynamics.presets import load_model_preset
 from refplan.errors import RefplanError
-from refplan.experiments.advise import EPISODES, STEPS, TRIED
+from refplan.experiments.advise import EPISODES, NEVER, STEPS, TRIED
 from refplan.experiments.cells import Graph
 from refplan.experiments.plan import MODEL_OF, needs_model
 from refplan.experiments.recipes import Agent, Recipe, Scale
 from refplan.experiments.shelf import Data
 from refplan.experiments.workshop import inputs_of
-from refplan.planners.presets import OWN, asks_first, planner_defaults, planner_settings, preset_for
+from refplan.planners.presets import asks_first, planner_defaults, planner_settings, preset_for
 from refplan.presets import with_settings
 from refplan.priors.presets import load_preset
 
@@ -104,13 +104,13 @@ class Builder:
     def _planner_numbers(
         self, planner: str, data: Data, prior: str, seed: int, imagined: str
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """(what a planner's settings come to today, the cell to ask first): any of our presets may be advised."""
+        """(what a planner's settings come to today, the cell to ask first): whatever may be advised."""
         preset = self.scale.planner_preset
         if not asks_first(preset, planner):
             return _planner_basis(planner, preset_for(planner, preset, ""), data.name, prior), {}
         basis = {
             f"{each}.{name}": value
-            for each in OWN
+            for each in (*TRIED, NEVER)
             for name, value in _planner_basis(planner, each, data.name, prior).items()
         }
         return basis, {"advice": self.advice(data, prior, seed, imagined)}
